@@ -1,0 +1,1 @@
+"""ckptpipe: checkpoint images to NVMe, FUSE and S3, and back."""

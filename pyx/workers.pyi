@@ -1,0 +1,32 @@
+"""Worker pool (contract; the implementation is workers.pyx)."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ckptpipe.pyx.staging import Lease
+
+class Scan(NamedTuple):
+    crc32c: int
+    zero: bool
+
+class WorkerPool:
+    """Threads that copy, test for zeros and checksum without the GIL; one eventfd reports to the loop.
+
+    Made inside a running loop. Each method queues one job and returns a future of that loop; the job holds
+    its ranges until it has run, also when the future is cancelled. Idle threads sleep on a condition.
+    """
+
+    def __init__(self, threads: int = 0, *, cpus: Sequence[int] | None = None) -> None: ...  # 0: one a usable CPU
+    @property
+    def threads(self) -> int: ...
+    @property
+    def inflight(self) -> int: ...
+    @property
+    def jobs(self) -> int: ...  # done since the start
+    @property
+    def cpu_seconds(self) -> float: ...
+    def scan(self, lease: Lease, nbytes: int) -> asyncio.Future[Scan]: ...  # CRC32C + zero test in one pass
+    def crc32c(self, lease: Lease, nbytes: int) -> asyncio.Future[int]: ...
+    def copy(self, destination: Lease, source: Lease, nbytes: int) -> asyncio.Future[Scan]: ...  # copy + CRC32C + zero test, one pass
+    async def aclose(self) -> None: ...  # waits for queued jobs, joins the threads, closes the eventfd

@@ -1,0 +1,191 @@
+"""What a storage backend is: named byte objects under one URL, and what it guarantees of them.
+
+A backend knows nothing of images, chunks or codecs. The graph obeys its `Capabilities` and reports its
+`BackendReport`. Third parties register a class under the entry-point group ``ckptpipe.storage_backends``
+and run `ckptpipe.storage_backends.testing` against it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self
+
+from ckptpipe.pyx.io_engine import IoEngine
+from ckptpipe.pyx.staging import Lease
+from ckptpipe.pyx.workers import WorkerPool
+
+DirectMode = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What the graph lends to its backends: they share one engine and one pool, and close neither."""
+
+    io: IoEngine
+    workers: WorkerPool
+    inflight_bytes: int = 128 << 20  # footprint of leases that all writers of one backend may hold together
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the graph must know before it writes."""
+
+    write_size: int  # bytes of one append that the store likes best (part size, direct-write size)
+    lanes: int = 1  # objects to write side by side
+    max_object_bytes: int = 1 << 40  # the packer starts a new object before this
+    stripes: int = 1  # directories or devices that lanes are spread over (lane i goes to stripe i % stripes)
+    put_atomic: Literal["rename", "conditional-put", "put", "memory", "in-place"] = "rename"
+    if_absent: Literal["atomic", "checked"] = "atomic"  # "checked": look first, then write; a race can lose
+    durable: bool = True  # finish() and put_atomic() return only when a crash of the machine cannot undo them
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """``lease[:nbytes]`` as the next bytes of an object; ``crc32c`` is that of exactly these bytes.
+
+    ``nbytes`` is a multiple of 4096 (the packer pads with zeros).
+    """
+
+    lease: Lease
+    nbytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object. ``modified``: Unix seconds by the store's clock. ``crc32c`` None where it is not known."""
+
+    name: str
+    size: int
+    modified: float
+    crc32c: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUpload:
+    """An incomplete multipart upload (or a temporary file) that some save left behind."""
+
+    name: str
+    token: str
+    started: float
+
+
+@dataclass(slots=True)
+class BackendReport:
+    """What ran, for the result: requested and effective mode are separate facts."""
+
+    backend: str
+    engine: str = ""  # io_uring | libaio | threads | http | https | ""
+    direct: str = ""  # "on", "off", "on (2 of 3 objects: …)"; "" where it has no meaning
+    retries: int = 0
+    notes: list[str] = field(default_factory=list)  # each fallback, in words
+
+
+class ObjectWriter(ABC):
+    """Appends to one new object. Not visible, or not yet whole, until `finish` returns.
+
+    The object is exclusively the writer's: names are unique (they hold a save id), so nothing is overwritten.
+    """
+
+    name: str
+
+    @abstractmethod
+    async def append(self, extents: Sequence[Extent]) -> int:
+        """Take the extents as the object's next bytes; returns the offset of the first.
+
+        Offsets are given in the order of the calls, before anything is awaited, so callers may keep several
+        appends under way. The writer makes its own leases (`Lease.share`) before it first suspends and
+        releases them when the store has the bytes; the caller keeps and releases its own. Suspends while the
+        backend holds ``inflight_bytes``. Raises the first error of any earlier append.
+        """
+
+    @abstractmethod
+    async def finish(self) -> ObjectInfo:
+        """Write out, make durable, give size and CRC32C of the whole object. After an error: raises it."""
+
+    @abstractmethod
+    async def abort(self) -> None:
+        """Undo: the object and all that was stored for it is gone, every lease is released.
+
+        Idempotent, never raises for what is already gone, shielded from cancellation, waits for operations
+        that the kernel or a socket still has.
+        """
+
+
+class Backend(ABC):
+    """Named byte objects under one URL. Names are relative, `[A-Za-z0-9._-]+` joined by `/`.
+
+    Guarantees that every backend gives: an object is never seen with bytes other than those appended;
+    after `finish` it can be read by another process; `put_atomic` leaves the old object or the new one;
+    `list` sees what `finish` and `put_atomic` returned (read-after-write).
+    """
+
+    scheme: ClassVar[str]
+    url: str  # printable, without credentials
+    capabilities: Capabilities
+
+    @classmethod
+    @abstractmethod
+    async def open(cls, url: str, context: BackendContext, options: Mapping[str, object]) -> Self:
+        """Open for ``url``. Checks options (BadUrl names the nearest valid one) and opens nothing lazily that
+        could fail fast: wrong endpoint, bucket or credentials are errors of `check`, within seconds."""
+
+    @abstractmethod
+    async def check(self, *, writing: bool, need_bytes: int = 0) -> None:
+        """Prove that the store is there and that we may read (and write) it; NoSpace where ``need_bytes``
+        (0: not known) cannot fit. Makes what `create` needs (directories, 0700) when writing."""
+
+    @abstractmethod
+    def child(self, name: str) -> Self:
+        """The backend of ``URL/name`` (for a striped URL, name under every directory). Shares the client."""
+
+    @abstractmethod
+    async def children(self) -> list[str]:
+        """Sorted names one level down under which objects lie (the images of a container URL)."""
+
+    @abstractmethod
+    async def create(self, name: str, *, lane: int = 0, size_hint: int = 0) -> ObjectWriter: ...
+
+    @abstractmethod
+    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
+        """Fill ``lease[:nbytes]`` from the object. May scribble over the lease past nbytes up to the next
+        multiple of 4096 (direct reads). ObjectTruncated where the object ends early, ObjectNotFound."""
+
+    @abstractmethod
+    async def read_bytes(self, name: str, *, limit: int) -> bytes:
+        """A whole small object. StorageError where it is larger than ``limit`` bytes."""
+
+    @abstractmethod
+    async def put_atomic(self, name: str, data: bytes, *, if_absent: bool = False, lane: int = 0) -> None:
+        """Store a small object: the old one or the new one, never a mixture. ObjectExists with ``if_absent``."""
+
+    @abstractmethod
+    async def stat(self, name: str) -> ObjectInfo: ...
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        """Objects directly in this URL (not deeper) whose name starts with prefix, sorted by name."""
+
+    @abstractmethod
+    async def delete(self, name: str) -> None:
+        """Gone afterwards; not an error where it already is."""
+
+    @abstractmethod
+    async def remove_if_empty(self) -> None:
+        """Remove the URL's own directory where the store has such a thing and nothing is in it."""
+
+    @abstractmethod
+    async def pending(self) -> list[PendingUpload]:
+        """Incomplete uploads and temporary files in this URL (not deeper)."""
+
+    @abstractmethod
+    async def discard(self, upload: PendingUpload) -> None: ...
+
+    @abstractmethod
+    def report(self) -> BackendReport: ...
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Idempotent. Leaves no task, thread, connection or descriptor. A `child` need not be closed."""
