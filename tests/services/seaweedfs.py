@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -105,7 +106,7 @@ def start_seaweedfs(
         server: S3Server | None = None
         try:
             server = _launch(program, data, bucket, certificates, volume_mib)
-            server.process.wait_until(lambda: can_connect(server.port), what="weed")
+            server.process.wait_until(partial(can_connect, server.port), what="weed")
             make_buckets(server.process, server.client_options(), [bucket], what="weed")
         except BaseException as error:
             if server is not None:
