@@ -1,0 +1,89 @@
+# Two commands do everything on a fresh Debian machine: `make demo` and `make test`. `make help` lists the rest.
+# Variables: PYTHON=/path/to/python3 (otherwise the newest of 3.13, 3.12, 3.11), PYTEST="-k ring -x".
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# What the compiled modules are made of; the package's links and build directories are made by setup.py.
+ENGINE := $(wildcard pyx/*.pyx pyx/*.pxd pyx/kernels/*.c pyx/kernels/*.h)
+PYTEST ?=
+# The environment's programs come first, as if it were activated.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONPATH PYTHONHOME
+
+.PHONY: help build demo test lint typecheck unit test-gpu bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       save, restore and compare a few GB on disk and on a real S3 server"
+	@echo "make test       lint, types, import direction and every test"
+	@echo "make build      the environment and the compiled modules"
+	@echo "make lint       ruff, cython-lint, codespell, import direction, mypy"
+	@echo "make typecheck  mypy alone"
+	@echo "make unit       the tests alone (PYTEST=\"-k ring -x\" passes options on)"
+	@echo "make test-gpu   the tests that need a GPU"
+	@echo "make bench      every benchmark; writes bench/RESULTS.md and bench/out/"
+	@echo "make clean      remove what the others made"
+
+# The environment, once. `pip` is the machine's own, with its configuration; only one too old for PEP 660
+# and PEP 639 is upgraded.
+$(VENV)/.created: | .ci/pick-python
+	@.ci/system-packages build
+	@python=$$(.ci/pick-python) || exit 1; \
+	if [ ! -x $(PY) ]; then echo "Making $(VENV) with $$python"; "$$python" -m venv $(VENV); fi
+	@$(PY) -c 'import sys; from importlib.metadata import version as v; sys.exit(int(v("pip").split(".")[0]) < 23)' \
+	|| $(PY) -m pip install -q --upgrade "pip>=23.1"
+	@touch $@
+
+# The build's own requirements go into the environment too, so that a rebuild needs no network.
+$(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py
+	@echo "Installing ckptpipe and what its tests and linters need"
+	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+	>$(VENV)/build-requires.txt
+	@$(PY) -m pip install -q -r $(VENV)/build-requires.txt
+	@$(PY) -m pip install -q --no-build-isolation -e '.[test,lint]'
+	@touch $@ $(VENV)/.built
+
+$(VENV)/.built: $(VENV)/.installed $(ENGINE)
+	@if ! $(PY) setup.py -q build_ext --inplace >$(VENV)/build.log 2>&1; then cat $(VENV)/build.log; exit 1; fi
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.installed
+	@.ci/system-packages bench
+	@$(PY) -m pip install -q --no-build-isolation -e '.[test,lint,bench]'
+	@touch $@
+
+build: $(VENV)/.built
+
+demo: build
+	@$(PY) -m bench.demo
+
+lint: build
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/cython-lint pyx
+	$(VENV)/bin/codespell
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
+
+typecheck: build
+	$(VENV)/bin/mypy
+
+unit: build
+	@.ci/system-packages test
+	$(PY) -m pytest -m "not gpu" $(PYTEST)
+
+test: lint unit
+
+# pytest's exit 5, no test of that kind, is not a failure.
+test-gpu: build
+	@$(PY) -m pytest -m gpu $(PYTEST) || { code=$$?; [ $$code = 5 ] && echo "No test needs a GPU yet."; }
+
+bench: build $(VENV)/.bench
+	@$(PY) -m bench.run
+
+clean:
+	rm -rf $(VENV) .pkg build dist .cache bench/out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf *.egg-info .pkg/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find pyx -name '*.so' -delete

@@ -1,0 +1,1 @@
+"""Tests. Run from the project's folder: `make test`, or `python -m pytest`."""

@@ -1,0 +1,159 @@
+"""What a process holds: threads, descriptors, children, leases. Each test must leave as much as it found.
+
+`Holdings.now()` looks; `Ledger.left_since` says in words what is there that was not. Fixtures of a wider
+scope than one test (a server, a mount) are not leaks: `Ledger.adopt` takes what they brought.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+SETTLE_SECONDS = 3.0
+"""A joined thread or a closed socket can outlive the call that ended it by a moment; a leak stays."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Keys tell two holders apart, values describe them."""
+
+    threads: dict[int, str] = field(default_factory=dict)
+    descriptors: dict[tuple[int, str], str] = field(default_factory=dict)
+    children: dict[int, str] = field(default_factory=dict)
+    leases: int = 0
+    leaked: int = 0
+
+    @classmethod
+    def now(cls) -> Holdings:
+        staging = _loaded("ckptpipe.pyx.staging")
+        return cls(
+            threads=_threads(),
+            descriptors=_descriptors(),
+            children=_children(),
+            leases=staging.outstanding() if staging else 0,
+            leaked=staging.leaked() if staging else 0,
+        )
+
+    def beyond(self, before: Holdings) -> list[str]:
+        """One line a thing that is here and was not there before."""
+        lines = [f"thread {tid} ({name})" for tid, name in self.threads.items() if tid not in before.threads]
+        lines += [
+            f"descriptor {key[0]} ({what})"
+            for key, what in self.descriptors.items()
+            if key not in before.descriptors
+        ]
+        lines += [
+            f"child process {pid} ({what})"
+            for pid, what in self.children.items()
+            if pid not in before.children
+        ]
+        if self.leases > before.leases:
+            lines.append(
+                f"{self.leases - before.leases} leases, views or operations still hold staging memory"
+            )
+        if self.leaked > before.leaked:
+            lines.append(f"{self.leaked - before.leaked} leases were collected without release()")
+        return lines
+
+
+class Ledger:
+    """What wider fixtures brought, and what is new beside that."""
+
+    def __init__(self) -> None:
+        self._threads: dict[int, str] = {}
+        self._descriptors: dict[tuple[int, str], str] = {}
+        self._children: dict[int, str] = {}
+
+    def adopt(self, before: Holdings, after: Holdings) -> None:
+        self._threads |= {key: value for key, value in after.threads.items() if key not in before.threads}
+        self._descriptors |= {
+            key: value for key, value in after.descriptors.items() if key not in before.descriptors
+        }
+        self._children |= {key: value for key, value in after.children.items() if key not in before.children}
+
+    def left_since(self, before: Holdings, *, settle: float = SETTLE_SECONDS) -> list[str]:
+        """What stays beyond ``before`` and the adopted; what goes by itself within ``settle`` is no leak."""
+        known = Holdings(
+            threads=before.threads | self._threads,
+            descriptors=before.descriptors | self._descriptors,
+            children=before.children | self._children,
+            leases=before.leases,
+            leaked=before.leaked,
+        )
+        lines = Holdings.now().beyond(known)
+        if not lines:
+            return lines
+        gc.collect()
+        deadline = time.monotonic() + settle
+        pause = 0.001
+        while (lines := Holdings.now().beyond(known)) and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(pause * 2, 0.1)
+        return lines
+
+
+def _loaded(name: str) -> ModuleType | None:
+    """A module that some test imported: a test that does not need the engine must not need it built."""
+    return sys.modules.get(name)
+
+
+def _threads() -> dict[int, str]:
+    found = {}
+    for entry in os.listdir("/proc/self/task"):
+        try:
+            found[int(entry)] = Path(f"/proc/self/task/{entry}/comm").read_text(encoding="utf-8").strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def _descriptors() -> dict[tuple[int, str], str]:
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{entry}")
+        except FileNotFoundError:  # the descriptor that listed the folder
+            continue
+        found[int(entry), target] = target
+    return found
+
+
+def _children() -> dict[int, str]:
+    """Child processes, dead ones that nobody waited for too, without multiprocessing's own tracker."""
+    tracker = getattr(_loaded("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    own = getattr(tracker, "_pid", None)
+    found = {}
+    for entry in _child_ids():
+        if int(entry) == own:
+            continue
+        try:
+            stat = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace")
+            command = (
+                Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        state, parent = stat.rpartition(")")[2].split()[:2]
+        if int(parent) == os.getpid():
+            name = stat[stat.index("(") : stat.rindex(")") + 1]
+            found[int(entry)] = (
+                f"a zombie, nobody waited for it: {name}" if state == "Z" else command.strip() or name
+            )
+    return found
+
+
+def _child_ids() -> list[str]:
+    """Ids of at least every child: the kernel's list where it was built with one, else all processes."""
+    try:
+        return [
+            child
+            for task in os.listdir("/proc/self/task")
+            for child in Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii").split()
+        ]
+    except (FileNotFoundError, ProcessLookupError):
+        return [entry for entry in os.listdir("/proc") if entry.isdigit()]

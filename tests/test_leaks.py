@@ -1,0 +1,123 @@
+"""The leak check itself: each kind of thing is seen when it stays, and not when it goes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.leaks import Holdings, Ledger
+
+
+def left(before: Holdings) -> list[str]:
+    return Ledger().left_since(before, settle=0.0)
+
+
+def test_sees_a_descriptor() -> None:
+    before = Holdings.now()
+    reading, writing = os.pipe()
+    try:
+        lines = left(before)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert [line.startswith("descriptor ") and "pipe:" in line for line in lines] == [True, True]
+    assert left(before) == []
+
+
+def test_sees_a_descriptor_that_took_an_old_number() -> None:
+    first = socket.socket()
+    before = Holdings.now()
+    number = first.fileno()
+    first.close()
+    reading, writing = os.pipe()
+    try:
+        assert number in (reading, writing)
+        assert any(line.startswith(f"descriptor {number} (pipe:") for line in left(before))
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_sees_a_thread() -> None:
+    gate = threading.Event()
+    before = Holdings.now()
+    thread = threading.Thread(target=gate.wait)
+    thread.start()
+    try:
+        lines = left(before)
+    finally:
+        gate.set()
+        thread.join()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"thread {thread.native_id} ")
+    assert Ledger().left_since(before) == []
+
+
+def test_sees_a_child_running_and_dead() -> None:
+    before = Holdings.now()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        lines = left(before)
+        assert any(line.startswith(f"child process {child.pid} (") for line in lines), lines
+        os.kill(child.pid, 9)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert any("zombie" in line for line in left(before))
+    finally:
+        child.kill()
+        child.communicate()
+    assert left(before) == []
+
+
+def test_sees_leases() -> None:
+    staging = pytest.importorskip("ckptpipe.pyx.staging")
+    before = Holdings.now()
+    lease = staging.lease_buffer(bytearray(4096))
+    try:
+        assert [line for line in left(before) if "leases" in line]
+    finally:
+        lease.release()
+    assert left(before) == []
+
+
+def test_adopted_things_are_no_leaks() -> None:
+    ledger = Ledger()
+    before = Holdings.now()
+    reading, writing = os.pipe()
+    try:
+        ledger.adopt(before, Holdings.now())
+        assert ledger.left_since(before, settle=0.0) == []
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_leaking_test_fails(tmp_path: Path) -> None:
+    """The real conftest around a test that leaks, in a pytest of its own."""
+    root = Path(__file__).resolve().parent.parent
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import *\nfrom tests.conftest import _nothing_left, _settled_process\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import os\n"
+        "def test_clean(): pass\n"
+        "def test_leaks(): os.open('/dev/null', os.O_RDONLY)\n"
+        "def test_clean_again(): pass\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-q", tmp_path],
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / '.pkg'}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "3 passed, 1 error" in run.stdout
+    assert "left behind:" in run.stdout
+    assert "(/dev/null)" in run.stdout
