@@ -1,0 +1,137 @@
+"""One event loop for one blocking call: uvloop where present, signals turned into one cancellation.
+
+`run` is what the command line and the blocking twins share. Ctrl-C, SIGTERM and SIGHUP cancel the call's
+task once and wait for its clean-up; a second signal only says that the clean-up is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ckptpipe.pipeline.errors import UsageError
+
+T = TypeVar("T")
+Notice = Callable[[str], None]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the run after everything was cleaned up. ``exit_code`` is 128 + the signal's number.
+
+    A KeyboardInterrupt, so that ``except Exception`` in a caller's script does not go on after Ctrl-C.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}; everything was cleaned up")
+        self.signal = signal.Signals(number)
+        self.exit_code = 128 + number
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop loop, or asyncio's own where uvloop is not installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def run(function: Callable[[], Awaitable[T]], *, notice: Notice | None = None) -> T:
+    """Call ``function`` on a new loop of this thread and give back what it returns.
+
+    Raises Interrupted where a signal cancelled it, and UsageError where a loop runs in this thread already.
+    Signals are caught in the main thread only, and not those that the process ignores (``nohup``).
+    ``notice`` gets one line for the user at each signal (default: standard error).
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise UsageError(
+            "a blocking call was made inside a running event loop",
+            cure="await the asynchronous function of the same name instead",
+        )
+    catcher = _SignalCatcher(notice or _to_stderr)
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            try:
+                return runner.run(_watched(function, catcher))
+            finally:
+                catcher.unwatch()
+    except (asyncio.CancelledError, KeyboardInterrupt) as error:
+        if catcher.first is not None:
+            raise Interrupted(catcher.first) from error
+        if isinstance(error, Interrupted) or not isinstance(error, KeyboardInterrupt):
+            raise
+        raise Interrupted(signal.SIGINT) from error  # Ctrl-C before the first step of the task
+
+
+async def _watched(function: Callable[[], Awaitable[T]], catcher: _SignalCatcher) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    catcher.watch(asyncio.get_running_loop(), task)
+    try:
+        return await function()
+    except Exception as error:
+        # An error of the clean-up itself: the signal stays the reason, the error its cause.
+        if catcher.first is not None:
+            raise Interrupted(catcher.first) from error
+        raise
+
+
+class _SignalCatcher:
+    """First signal: cancel the task. Later ones: say that the clean-up is under way."""
+
+    def __init__(self, notice: Notice) -> None:
+        self.first: signal.Signals | None = None
+        self._notice = notice
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._watched: list[signal.Signals] = []
+        # Taken before asyncio.Runner puts its own SIGINT callback in. None: set by code outside Python,
+        # which could not be put back, so such a signal is left alone; so is one that is ignored.
+        self._previous = {}
+        if threading.current_thread() is threading.main_thread():
+            found = {number: signal.getsignal(number) for number in SIGNALS}
+            self._previous = {
+                number: what for number, what in found.items() if what not in (None, signal.SIG_IGN)
+            }
+
+    def watch(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+        self._loop, self._task = loop, task
+        for number in self._previous:
+            loop.add_signal_handler(number, self._arrived, number)
+            self._watched.append(number)
+
+    def unwatch(self) -> None:
+        if self._loop is not None:
+            for number in self._watched:
+                self._loop.remove_signal_handler(number)
+                signal.signal(number, self._previous[number])
+        self._watched.clear()
+        self._loop = self._task = None
+
+    def _arrived(self, number: signal.Signals) -> None:
+        again = self.first is not None
+        if not again:
+            self.first = number
+            if self._task is not None:
+                self._task.cancel(f"{number.name} received")
+        self._notice(
+            "still cleaning up, please wait" if again else f"{number.name} received: cleaning up, please wait"
+        )
+
+
+def _to_stderr(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # a closed terminal must not stop the clean-up
+        pass
