@@ -7,16 +7,37 @@ and run `ckptpipe.storage_backends.testing` against it.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from ckptpipe.pyx.io_engine import IoEngine
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.pyx.workers import WorkerPool
+from ckptpipe.storage_backends.errors import BadName
 
 DirectMode = Literal["auto", "on", "off"]
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
+NAME_MAX = 255  # bytes of one component (NAME_MAX of Linux file systems)
+TEMPORARY_PREFIX = ".tmp-"  # of files that `put_atomic` has not renamed yet; no object may be named so
+
+
+def check_name(name: str) -> str:
+    """``name`` itself; BadName where it is not `[A-Za-z0-9._-]+` joined by `/`, or could leave its URL."""
+    if NAME_PATTERN.fullmatch(name) is None:
+        raise BadName(f"object name {name!r} is refused: only A-Z a-z 0-9 . _ - are allowed, joined by /")
+    for part in name.split("/"):
+        if part in (".", "..") or part.startswith(TEMPORARY_PREFIX) or len(part) > NAME_MAX:
+            raise BadName(f"object name {name!r} is refused: {part[:40]!r} cannot be part of one")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of a backend that takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +144,7 @@ class Backend(ABC):
     """
 
     scheme: ClassVar[str]
+    options_type: ClassVar[type[Any]] = NoOptions  # a frozen dataclass of fields made by `options.option`
     url: str  # printable, without credentials
     capabilities: Capabilities
 

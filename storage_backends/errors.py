@@ -21,6 +21,12 @@ class BadUrl(StorageError):
     exit_code = 2
 
 
+class BadName(StorageError):
+    """An object's name that no backend accepts."""
+
+    exit_code = 2
+
+
 class ObjectNotFound(StorageError):
     """No object of that name."""
 
