@@ -1,4 +1,4 @@
-"""Staging ring and leases (contract; the implementation is staging.pyx)."""
+"""Staging ring and leases (types of staging.pyx)."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -27,9 +27,15 @@ class Lease:
     @property
     def slot(self) -> int: ...  # index in its ring, -1 for a foreign range
     @property
-    def footprint(self) -> int: ...  # bytes of memory kept from reuse: the slot's size, or nbytes of a foreign range
+    def footprint(
+        self,
+    ) -> int: ...  # bytes of memory kept from reuse: the slot's size, or nbytes of a foreign range
+    @property
+    def readonly(self) -> bool: ...  # its memory cannot be a destination
     @property
     def released(self) -> bool: ...
+    @property
+    def holds(self) -> int: ...  # leases, views and operations on the same range; 0 once it went back
     def share(self) -> Lease: ...  # one more lease on the same range
     def slice(self, offset: int, nbytes: int) -> Lease: ...  # a lease on a part of it
     def release(self) -> None: ...  # exactly once; a second call raises RuntimeError
@@ -50,6 +56,7 @@ class StagingRing:
         numa_node: int | None = None,
         lock: bool = False,
         prefault_threads: int = 0,  # 0: chosen from the size and the CPUs
+        require_huge_pages: bool = False,  # MappingError instead of a fallback
     ) -> None: ...
     @property
     def slots(self) -> int: ...
@@ -64,6 +71,8 @@ class StagingRing:
     @property
     def huge_pages(self) -> str: ...  # effective: hugetlb | thp | off
     @property
+    def why(self) -> str: ...  # why less than the huge pages asked for was got, "" when it was not
+    @property
     def locked(self) -> bool: ...
     @property
     def numa_node(self) -> int | None: ...
@@ -73,6 +82,8 @@ class StagingRing:
     def in_use(self) -> int: ...
     @property
     def waiting(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
     def try_acquire(self) -> Lease | None: ...  # None when exhausted or others wait
     async def acquire(self) -> Lease: ...  # FIFO; suspends while exhausted; cancellation gives the place up
     def close(self) -> None: ...  # RuntimeError naming the count while leases are out
@@ -80,7 +91,14 @@ class StagingRing:
 def lease_buffer(obj: Buffer, *, on_release: Callable[[], object] | None = None) -> Lease:
     """A lease over any contiguous buffer-protocol object; holds its export until released."""
 
-def lease_range(address: int, nbytes: int, owner: object, *, on_release: Callable[[], object] | None = None) -> Lease:
+def lease_range(
+    address: int,
+    nbytes: int,
+    owner: object,
+    *,
+    on_release: Callable[[], object] | None = None,
+    readonly: bool = False,
+) -> Lease:
     """A lease over raw memory that ``owner`` keeps alive (a shared pool, a device mapping)."""
 
 def outstanding() -> int:
