@@ -1,0 +1,74 @@
+"""Options of storage backends, as configs and command lines give them: known names, right types."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ckptpipe.pipeline.config.nearest import suggestion
+from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.storage_backends.errors import UnknownScheme
+from ckptpipe.storage_backends.options import option_problems
+from ckptpipe.storage_backends.registry import backend_class, scheme_of, schemes
+
+BUILT_IN = ("fuse", "memory", "null", "nvme", "s3")
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+
+
+def redacted(url: str) -> str:
+    """The URL without what stands before an ``@`` in its authority."""
+    return _CREDENTIALS.sub("//…@", url)
+
+
+def url_problem(url: str) -> str:
+    """Why no backend serves ``url``, "" where one does."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
+    if match is None:
+        return ""  # a path; whether it lies on a FUSE mount need not be asked now
+    try:
+        scheme_of(url)
+    except UnknownScheme:
+        return f'no storage backend is called "{match[1]}"{suggestion(match[1], schemes())}'
+    except CkptpipeError as error:
+        return redacted(str(error))
+    return ""
+
+
+def options_type(scheme: str) -> type[Any] | None:
+    """The dataclass of a backend's options; None where the backend declares none."""
+    found = getattr(backend_class(scheme), "options_type", None)
+    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
+
+
+def option_names(scheme: str) -> list[str]:
+    declared = options_type(scheme)
+    return [item.name for item in dataclasses.fields(declared)] if declared is not None else []
+
+
+def options_problems(url: str, options: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+    """Key, message, and whether the key is known, of each option that the backend of ``url`` would refuse."""
+    try:
+        scheme = scheme_of(url)
+        declared = options_type(scheme)
+    except CkptpipeError:
+        return []  # `url_problem` says it
+    if declared is None:
+        return []
+    known = option_names(scheme)
+    problems: list[tuple[str, str, bool]] = []
+    for key in [key for key in options if key not in known]:
+        problems.append((key, f'{scheme} has no option "{key}"{suggestion(str(key), known)}', False))
+    right = {key: value for key, value in options.items() if key in known}
+    for problem in option_problems(declared, right, scheme):
+        text = problem.message.removeprefix(f'{scheme}: option "{problem.key}": ')
+        problems.append((problem.key, _without_value(text, options.get(problem.key)), True))
+    return problems
+
+
+def _without_value(message: str, value: object) -> str:
+    """A value may have come out of a variable: it does not go into a message."""
+    if isinstance(value, str) and value:
+        return message.replace(repr(value), "this").replace(value, "this") if len(value) > 3 else message
+    return message

@@ -1,0 +1,222 @@
+"""The kinds of values that a config holds, each with how it is read and what the JSON Schema says of it.
+
+A value that came out of ``${…}`` is text, so every kind reads text too. In the schema any of them may be a
+text with ``${`` in it, because an editor sees the file before the variables are replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from ckptpipe.pipeline.codecs.choice import CodecChoice, parse_compress
+from ckptpipe.pipeline.config.nearest import suggestion
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.storage_backends.quantities import parse_bytes, parse_rate
+
+VARIABLE: dict[str, Any] = {"type": "string", "pattern": r"\$\{"}
+
+IMAGE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+NODE_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
+SIZE = r"^\s*([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*([kKmMgGtTpP]?[iI]?[bB])?\s*$"
+RATE = r"^\s*([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*([kKmMgGtTpP]?[iI]?[bB]/[sS])?\s*$"
+DURATION = r"^\s*([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*(ms|s|m|h|d)?\s*$"
+_SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def refuse(message: str) -> PydanticCustomError:
+    """An error whose text is ours alone."""
+    return PydanticCustomError("config", "{message}", {"message": message})
+
+
+def parse_duration(value: object) -> float:
+    """Seconds of ``30s``, ``1.5m``, ``2h``, ``1d``, ``250ms`` or a plain number. ValueError."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        match = re.match(DURATION, value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError("expected a duration like 30s, 5m, 12h or 1d")
+        seconds = float(match[1]) * _SECONDS[match[3] or ""]
+    if not 0 <= seconds < 1e10:
+        raise ValueError("expected a duration of 0 s or more")
+    return seconds
+
+
+def parse_codec(value: str) -> CodecChoice:
+    """``none``, ``zstd`` or ``zstd:LEVEL``. ValueError."""
+    try:
+        return parse_compress(value)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+
+
+def check_image_name(value: str) -> str:
+    """The name itself. ValueError says what a name is."""
+    if not re.fullmatch(IMAGE_NAME, value):
+        raise ValueError(
+            "an image name is 1 to 128 letters, digits, dots, dashes and underscores, and starts with a letter or digit"
+        )
+    return value
+
+
+def _reader(parse: Callable[[Any], Any], accepts: tuple[type, ...], expected: str) -> BeforeValidator:
+    def read(value: object) -> Any:
+        if isinstance(value, bool) and bool not in accepts or not isinstance(value, accepts):
+            raise refuse(f"expected {expected}, got {kind_of(value)}")
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise refuse(_anonymous(str(error), value)) from None
+
+    return BeforeValidator(read)
+
+
+def _anonymous(message: str, value: object) -> str:
+    """The message without the value: it may have come out of a variable, and the position shows it anyway."""
+    return message.removeprefix(f"rate {value!r}: ").replace(repr(value), "this")
+
+
+def kind_of(value: object) -> str:
+    """What a YAML value is, in words that hold none of its content."""
+    if value is None:
+        return "nothing"
+    names: dict[type, str] = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number with a fraction",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+    }
+    return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
+
+
+def _integer(value: int | str) -> int:
+    if isinstance(value, str) and not re.fullmatch(r"\s*[-+]?[0-9]{1,18}\s*", value):
+        raise ValueError("expected a whole number")
+    return int(value)
+
+
+def _flag(value: bool | str) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower()
+    if word not in _FLAGS:
+        raise ValueError(f"expected true or false{suggestion(word, ('true', 'false'))}")
+    return _FLAGS[word]
+
+
+_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a NUL character is not allowed")
+    if not value.strip():
+        raise ValueError("expected text, got an empty one")
+    return value
+
+
+def _text_or_list(value: str | list[object]) -> list[str]:
+    items = [value] if isinstance(value, str) else value
+    if not items:
+        raise ValueError("the list is empty")
+    for item in items:
+        if not isinstance(item, str):
+            raise ValueError(f"expected a list of texts, but one is {kind_of(item)}; put it in quotes")
+    return [_text(item) for item in items if isinstance(item, str)]
+
+
+def _schema(*kinds: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [*kinds, VARIABLE]})
+
+
+def integer(low: int, high: int) -> Any:
+    """A whole number from ``low`` to ``high``."""
+
+    def parse(value: int | str) -> int:
+        number = _integer(value)
+        if not low <= number <= high:
+            raise ValueError(f"expected a whole number from {low} to {high}")
+        return number
+
+    expected = f"a whole number from {low} to {high}"
+    return Annotated[
+        int,
+        _reader(parse, (int, str), expected),
+        _schema({"type": "integer", "minimum": low, "maximum": high}),
+    ]
+
+
+def choice(*names: str) -> Any:
+    """One of ``names``. A boolean stands for ``on`` or ``off``, as YAML 1.1 reads these words."""
+
+    def parse(value: str | bool) -> str:
+        word = {True: "on", False: "off"}[value] if isinstance(value, bool) else value.strip().lower()
+        if word not in names:
+            raise ValueError(f"expected one of {', '.join(names)}" + _meant(word, names))
+        return word
+
+    accepts = (str, bool) if "on" in names or "off" in names else (str,)
+    kinds: list[dict[str, Any]] = [{"enum": list(names)}]
+    if bool in accepts:
+        kinds.append({"type": "boolean"})
+    return Annotated[str, _reader(parse, accepts, f"one of {', '.join(names)}"), _schema(*kinds)]
+
+
+def _meant(word: str, names: tuple[str, ...]) -> str:
+    text = suggestion(word, names)
+    return text if "did you mean" in text else ""
+
+
+def _schema_text(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern}
+
+
+Text = Annotated[
+    str, _reader(_text, (str,), "text (put it in quotes)"), WithJsonSchema({"type": "string", "minLength": 1})
+]
+Texts = Annotated[
+    list[str],
+    _reader(_text_or_list, (str, list), "a text or a list of texts"),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+            ]
+        }
+    ),
+]
+Flag = Annotated[bool, _reader(_flag, (bool, str), "true or false"), _schema({"type": "boolean"})]
+Size = Annotated[
+    int,
+    _reader(parse_bytes, (int, str), "a size like 4MiB"),
+    _schema({"type": "integer", "minimum": 0}, _schema_text(SIZE)),
+]
+Rate = Annotated[
+    int,
+    _reader(parse_rate, (int, str), "a rate like 200MB/s"),
+    _schema({"type": "integer", "minimum": 1}, _schema_text(RATE)),
+]
+Duration = Annotated[
+    float,
+    _reader(parse_duration, (int, float, str), "a duration like 30s"),
+    _schema({"type": "number", "minimum": 0}, _schema_text(DURATION)),
+]
+Codec = Annotated[
+    CodecChoice,
+    _reader(parse_codec, (str,), "none, zstd or zstd:LEVEL"),
+    _schema(_schema_text(r"^(none|zstd(:[+-]?[0-9]{1,3})?)$")),
+]
+ImageName = Annotated[
+    str, _reader(check_image_name, (str,), "text (put it in quotes)"), _schema(_schema_text(f"^{IMAGE_NAME}$"))
+]
+NodeName = Annotated[
+    str, _reader(_text, (str,), "the name of a node"), _schema(_schema_text(f"^{NODE_NAME}$"))
+]
