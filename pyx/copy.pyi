@@ -1,4 +1,4 @@
-"""memcpy with streaming stores, zero tests (contract)."""
+"""memcpy with streaming stores, zero tests."""
 
 import sys
 
@@ -10,5 +10,9 @@ else:
 def copy(destination: Buffer, source: Buffer) -> int: ...  # bytes copied; ValueError when it does not fit
 def copy_crc32c(destination: Buffer, source: Buffer, value: int = 0) -> int: ...
 def is_zero(data: Buffer) -> bool: ...
-def data_ranges(data: Buffer, granularity: int = 4096) -> list[tuple[int, int]]: ...  # (offset, nbytes) of runs of blocks that are not all zero
+def data_ranges(
+    data: Buffer, granularity: int = 4096
+) -> list[tuple[int, int]]: ...  # (offset, nbytes) of runs of blocks that are not all zero
 def implementation() -> str: ...  # "avx512", "avx2", "sse2", "plain"
+def implementations() -> tuple[str, ...]: ...  # those that this CPU runs, widest first
+def select(name: str) -> None: ...  # for this module; "" for the widest; ValueError where the CPU has it not

@@ -1,8 +1,8 @@
 """Staging ring and leases (types of staging.pyx)."""
 
+import sys
 from collections.abc import Callable
 from typing import Literal
-import sys
 
 if sys.version_info >= (3, 12):
     from collections.abc import Buffer
