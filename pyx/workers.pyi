@@ -1,4 +1,4 @@
-"""Worker pool (contract; the implementation is workers.pyx)."""
+"""Worker pool (types of workers.pyx)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,9 @@ class WorkerPool:
     its ranges until it has run, also when the future is cancelled. Idle threads sleep on a condition.
     """
 
-    def __init__(self, threads: int = 0, *, cpus: Sequence[int] | None = None) -> None: ...  # 0: one a usable CPU
+    def __init__(
+        self, threads: int = 0, *, cpus: Sequence[int] | None = None
+    ) -> None: ...  # 0: one a usable CPU
     @property
     def threads(self) -> int: ...
     @property
@@ -28,5 +30,12 @@ class WorkerPool:
     def cpu_seconds(self) -> float: ...
     def scan(self, lease: Lease, nbytes: int) -> asyncio.Future[Scan]: ...  # CRC32C + zero test in one pass
     def crc32c(self, lease: Lease, nbytes: int) -> asyncio.Future[int]: ...
-    def copy(self, destination: Lease, source: Lease, nbytes: int) -> asyncio.Future[Scan]: ...  # copy + CRC32C + zero test, one pass
+    def copy(
+        self, destination: Lease, source: Lease, nbytes: int
+    ) -> asyncio.Future[Scan]: ...  # copy + CRC32C + zero test, one pass
+    async def __aenter__(self) -> WorkerPool: ...
+    async def __aexit__(self, *exc: object) -> None: ...
     async def aclose(self) -> None: ...  # waits for queued jobs, joins the threads, closes the eventfd
+
+def live_pools() -> int: ...  # pools that hold threads and an eventfd in this process now
+def implementations() -> tuple[str, str]: ...  # what the threads run: (CRC32C, copy)

@@ -1,0 +1,272 @@
+# kernels: workers copy crc32c crc32c_native
+"""Worker pool: copies, zero tests and checksums off the loop, without the GIL.
+
+Threads sleep on a condition. What they finish is put on a list; an eventfd tells the loop when that list
+stops being empty, so that a burst of completions costs one wake-up.
+"""
+
+import asyncio
+import os
+import warnings
+from collections import namedtuple
+
+cimport cython
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport free, malloc
+from posix.unistd cimport getpid
+
+from ckptpipe.pyx.errors import CkptpipeError
+
+from ckptpipe.pyx.staging cimport Lease
+
+cdef extern from "crc32c.h" nogil:
+    int ck_crc32c_select(const char* name)
+    const char* ck_crc32c_name()
+
+cdef extern from "copy.h" nogil:
+    int ck_copy_select(const char* name)
+    const char* ck_copy_name()
+
+cdef Py_ssize_t INLINE_BYTES = 32 << 10  # at and below this a thread's wake-up costs more than the work
+cdef int MAX_THREADS = 256
+cdef int live = 0
+
+Scan = namedtuple("Scan", ("crc32c", "zero"))
+Scan.__doc__ = "CRC32C of a range, and whether all its bytes are zero."
+
+
+@cython.final
+@cython.freelist(64)
+@cython.no_gc_clear
+cdef class Job:
+    """A job in flight. It holds its leases, and the pool's C side a reference to it, until it is reaped."""
+
+    cdef object result(self):
+        if self.raw.kind == CK_JOB_CRC:
+            return self.raw.crc
+        return Scan(self.raw.crc, self.raw.zero != 0)
+
+    cdef void let_go(self) noexcept:
+        if self.destination is not None:
+            self.destination.unhold()
+        self.source.unhold()
+
+
+cdef class WorkerPool:
+    """Threads that copy, test for zeros and checksum; made inside the running loop that it reports to.
+
+    Each method queues one job and returns a future of that loop; the job holds its ranges until it has run,
+    also when the future is cancelled. Ranges of at most 32 KiB are done at once, on the loop's thread. A large
+    range is cut over the threads that are idle.
+
+    ``threads``: 0 for one a usable CPU. ``cpus``: pin the threads to these in turn.
+    """
+
+    def __cinit__(self):
+        self.pool = NULL
+        self.eventfd = -1
+        self.owner_pid = getpid()
+
+    def __init__(self, int threads=0, *, cpus=None):
+        global live
+        if self.pool != NULL or self.closing:
+            raise RuntimeError("WorkerPool is initialised already")
+        if threads < 0 or threads > MAX_THREADS:
+            raise ValueError(f"threads is 0 (one a CPU) to {MAX_THREADS}, not {threads}")
+        usable = os.sched_getaffinity(0)
+        pinned = [] if cpus is None else list(cpus)
+        strangers = [cpu for cpu in pinned if cpu not in usable]
+        if strangers:
+            raise ValueError(f"cannot pin to CPUs {strangers}: this process may use {sorted(usable)}")
+        if threads == 0:
+            threads = min(len(pinned) or len(usable), MAX_THREADS)
+        loop = asyncio.get_running_loop()
+        cdef int error
+        cdef int count = len(pinned)
+        cdef int* numbers = <int*>malloc((count + 1) * sizeof(int))
+        if numbers == NULL:
+            raise MemoryError()
+        try:
+            for i in range(count):
+                numbers[i] = pinned[i]
+            error = ck_pool_open(&self.pool, threads, numbers, count)
+        finally:
+            free(numbers)
+        if error:
+            self.pool = NULL
+            raise CkptpipeError(f"cannot start {threads} worker threads: {os.strerror(error)}",
+                                cure="raise the limits on processes and files (ulimit -u, ulimit -n, pids cgroup)")
+        self.loop = loop
+        self.nthreads = threads
+        self.eventfd = ck_pool_eventfd(self.pool)
+        live += 1
+        try:
+            loop.add_reader(self.eventfd, self._reap)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def threads(self):
+        """Threads that run: 0 after `aclose`."""
+        return self.nthreads
+
+    @property
+    def inflight(self):
+        """Jobs queued or running."""
+        return self.running
+
+    @property
+    def jobs(self):
+        """Jobs done since the start."""
+        return self.finished
+
+    @property
+    def cpu_seconds(self):
+        """CPU time that the threads have used."""
+        return self.spent if self.pool == NULL else ck_pool_cpu_seconds(self.pool)
+
+    def scan(self, Lease lease not None, Py_ssize_t nbytes):
+        """CRC32C and zero test of the first ``nbytes``, in one pass; a future of Scan."""
+        return self.submit(CK_JOB_PASS, None, lease, nbytes)
+
+    def crc32c(self, Lease lease not None, Py_ssize_t nbytes):
+        """CRC32C of the first ``nbytes``; a future of int."""
+        return self.submit(CK_JOB_CRC, None, lease, nbytes)
+
+    def copy(self, Lease destination not None, Lease source not None, Py_ssize_t nbytes):
+        """Copy, CRC32C and zero test of the first ``nbytes``, in one pass; a future of Scan."""
+        return self.submit(CK_JOB_PASS, destination, source, nbytes)
+
+    cdef object submit(self, int kind, Lease destination, Lease source, Py_ssize_t nbytes):
+        if self.pool == NULL or self.closing:
+            raise RuntimeError("the worker pool is closed")
+        cdef Job job = Job.__new__(Job)
+        cdef unsigned char* to = NULL
+        source.hold_source(nbytes)
+        if destination is not None:
+            try:
+                destination.hold_destination(nbytes)
+                to = destination.ptr
+                if to < source.ptr + nbytes and source.ptr < to + nbytes:
+                    destination.unhold()
+                    raise ValueError("the source and the destination of a copy overlap")
+            except BaseException:
+                source.unhold()
+                raise
+        job.source = source
+        job.destination = destination
+        job.raw.kind = kind
+        try:
+            job.future = self.loop.create_future()
+        except BaseException:
+            job.let_go()
+            raise
+        if nbytes <= INLINE_BYTES:
+            ck_job_run(&job.raw, to, source.ptr, nbytes)
+            job.let_go()
+            self.finished += 1
+            job.future.set_result(job.result())
+            return job.future
+        job.raw.token = <void*>job
+        Py_INCREF(job)
+        self.running += 1
+        ck_pool_submit(self.pool, &job.raw, to, source.ptr, nbytes)
+        return job.future
+
+    def _reap(self):
+        self.reap()
+
+    cdef int reap(self) except -1:
+        if self.pool == NULL:
+            return 0
+        cdef ck_job* raw = ck_pool_reap(self.pool)
+        cdef Job job
+        cdef bint heard = not self.loop.is_closed()  # else nobody can be told, but the memory goes back
+        while raw != NULL:
+            job = <Job>raw.token
+            raw = raw.next
+            Py_DECREF(job)
+            self.running -= 1
+            self.finished += 1
+            job.let_go()
+            if heard and not job.future.done():
+                job.future.set_result(job.result())
+        if heard and self.running == 0 and self.drained is not None and not self.drained.done():
+            self.drained.set_result(None)
+        return 0
+
+    async def aclose(self):
+        """Wait for queued jobs, join the threads, close the eventfd; idempotent, and finishes when cancelled."""
+        self.closing = True
+        cancelled = None
+        while self.running:
+            if self.drained is None or self.drained.done():
+                self.drained = self.loop.create_future()
+            try:
+                await asyncio.shield(self.drained)
+            except asyncio.CancelledError as error:
+                cancelled = error  # jobs are short, and their memory is in use: go on, then say so
+        self.stop()
+        if cancelled is not None:
+            raise cancelled
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.aclose()
+
+    cdef void stop(self) noexcept:
+        """Join the threads and free all; what is still queued is done first and its leases are let go."""
+        global live
+        if self.pool == NULL:
+            return
+        self.closing = True
+        cdef ck_pool* pool = self.pool
+        cdef bint parent = getpid() == self.owner_pid
+        if parent:
+            if not self.loop.is_closed():
+                self.loop.remove_reader(self.eventfd)
+            with nogil:
+                ck_pool_join(pool)
+            self.spent = ck_pool_cpu_seconds(pool)
+            self.reap()
+        self.pool = NULL
+        self.nthreads = 0
+        self.eventfd = -1
+        live -= 1
+        if parent:
+            ck_pool_free(pool)
+        else:
+            ck_pool_abandon(pool)
+
+    def __del__(self):
+        if self.pool != NULL:
+            if getpid() == self.owner_pid:
+                warnings.warn(f"a WorkerPool of {self.nthreads} threads was not closed", ResourceWarning, source=self)
+            self.stop()
+
+    def __repr__(self):
+        if self.pool == NULL:
+            return "<WorkerPool closed>"
+        return f"<WorkerPool {self.nthreads} threads, {self.running} jobs in flight>"
+
+
+def live_pools():
+    """Pools that hold threads and an eventfd in this process now."""
+    return live
+
+
+def implementations():
+    """What the threads run: (CRC32C, copy)."""
+    return ck_crc32c_name().decode(), ck_copy_name().decode()
+
+
+for _name, _chosen in (
+    ("CKPTPIPE_CRC32C", ck_crc32c_select(os.environ.get("CKPTPIPE_CRC32C", "").encode())),
+    ("CKPTPIPE_COPY", ck_copy_select(os.environ.get("CKPTPIPE_COPY", "").encode())),
+):
+    if _chosen != 0:
+        raise ValueError(f"{_name}={os.environ[_name]}: no such implementation on this CPU")
