@@ -1,0 +1,153 @@
+"""Codec threads: compress and decompress from lease to lease, off the loop and without the GIL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from ckptpipe.pipeline.codecs import Codec, CodecChoice, codec_for_id, make_codec
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.image.records import ChunkRecord
+    from ckptpipe.pyx.staging import Lease
+
+THREADS_MAX = 32
+
+
+class CodecPool:
+    """``threads`` threads (0: one a usable CPU, at most 32), each with codecs of its own.
+
+    A job holds a lease of its own on both ranges until its thread is done with them, also when the task
+    that asked for it was cancelled. Jobs wait in the order they came; the ring bounds how many there are.
+    Used from one loop, the one that runs when the first job is queued.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        self.threads = threads or min(len(os.sched_getaffinity(0)), THREADS_MAX)
+        self.jobs = 0  # done since the start
+        self.cpu_seconds = 0.0  # of the codec threads, inside codecs
+        self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="ckptpipe-codec")
+        self._own = threading.local()
+        self._inflight = 0
+        self._closed = False
+        self._idle: asyncio.Event | None = None
+
+    @property
+    def inflight(self) -> int:
+        return self._inflight
+
+    async def compress(
+        self, choice: CodecChoice, source: Lease, nbytes: int, destination: Lease, limit: int
+    ) -> int:
+        """Compress ``source[:nbytes]`` into ``destination[:limit]``; 0 where it does not fit."""
+
+        def work(read: memoryview, write: memoryview) -> int:
+            return self._codec(choice).compress_into(read, write)
+
+        return await self._run(work, source, nbytes, destination, limit)
+
+    async def decompress(self, record: ChunkRecord, source: Lease, destination: Lease) -> None:
+        """Fill ``destination[:record.raw_bytes]`` from ``source[:record.stored_bytes]``, planes and all.
+
+        ValueError where the input is damaged. The record is one of a decoded index, so its lengths fit.
+        """
+
+        def work(read: memoryview, write: memoryview) -> int:
+            taken = given = 0
+            for plane in record.planes:
+                with read[taken : taken + plane.stored_bytes] as stored:
+                    with write[given : given + plane.raw_bytes] as raw:
+                        self._codec(plane.codec).decompress_into(stored, raw)
+                taken += plane.stored_bytes
+                given += plane.raw_bytes
+            return given
+
+        if record.transform or not record.planes:
+            raise ValueError(
+                f"transform {record.transform} with {len(record.planes)} planes is not for this pool"
+            )
+        await self._run(work, source, record.stored_bytes, destination, record.raw_bytes)
+
+    async def aclose(self) -> None:
+        """Wait for the jobs that were queued, then end the threads. Idempotent."""
+        self._closed = True
+        while self._inflight:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+        self._executor.shutdown(wait=True)  # nothing runs: the threads only have to wake up and leave
+
+    def _codec(self, key: CodecChoice | int) -> Codec:
+        """This thread's codec for a choice (to compress) or an id (to decompress)."""
+        codecs: dict[CodecChoice | int, Codec] | None = getattr(self._own, "codecs", None)
+        if codecs is None:
+            codecs = self._own.codecs = {}
+        codec = codecs.get(key)
+        if codec is None:
+            codec = codecs[key] = codec_for_id(key) if isinstance(key, int) else make_codec(key)
+        return codec
+
+    async def _run(
+        self,
+        work: Callable[[memoryview, memoryview], int],
+        source: Lease,
+        nbytes: int,
+        destination: Lease,
+        limit: int,
+    ) -> int:
+        if self._closed:
+            raise RuntimeError("the codec pool is closed")
+        if not 0 <= nbytes <= source.nbytes or not 0 <= limit <= destination.nbytes:
+            raise ValueError(f"{nbytes} of {source.nbytes} bytes into {limit} of {destination.nbytes}")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[int] = loop.create_future()
+        held = source.share(), destination.share()
+        spent = 0.0
+
+        def job() -> int:
+            nonlocal spent
+            start = time.thread_time()
+            try:
+                with memoryview(held[0]) as read_all, memoryview(held[1]) as write_all:
+                    with read_all[:nbytes] as read, write_all[:limit] as write:
+                        return work(read, write)
+            finally:
+                spent = time.thread_time() - start
+
+        def settle(done: Future[int]) -> None:
+            # On the loop's thread: leases wake tasks that wait for a slot.
+            for lease in held:
+                lease.release()
+            self.jobs += 1
+            self.cpu_seconds += spent
+            self._inflight -= 1
+            if not self._inflight and self._idle is not None:
+                self._idle.set()
+            if answer.done():
+                return
+            if done.cancelled():
+                answer.cancel()
+                return
+            error = done.exception()
+            if error is None:
+                answer.set_result(done.result())
+            else:
+                answer.set_exception(error)
+
+        try:
+            queued = self._executor.submit(job)
+        except BaseException:
+            for lease in held:
+                lease.release()
+            raise
+        self._inflight += 1
+        queued.add_done_callback(lambda done: loop.call_soon_threadsafe(settle, done))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            queued.cancel()  # succeeds only where no thread has begun: the callback runs all the same
+            raise

@@ -1,0 +1,198 @@
+"""The chunk table while a save runs: rows come in any order, packed at once, 64 bytes each."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zstandard
+
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.image.index_limits import INDEX_RAW_MAX
+from ckptpipe.pipeline.image.records import (
+    HEADER,
+    MAGIC,
+    ROW,
+    VERSION,
+    ChunkFlags,
+    ChunkRecord,
+    check_planes,
+)
+from ckptpipe.pyx.checksum import crc32c
+
+_LEVEL = 3
+_PIECE = 4 << 20
+_RAW_AT, _PLANES_AT = 36, 48  # byte positions in a row: raw length (never 0 in a row), plane offset
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedIndex:
+    """The index object, and what a manifest says of it."""
+
+    stored: bytes
+    raw_bytes: int
+    rows: int
+    sha256: str
+    zero_chunks: int
+
+
+class IndexBuilder:
+    """Takes each chunk's record once and makes the index object.
+
+    Memory: 64 bytes a chunk, and what the plane records of coded chunks need (24 bytes for zstd).
+    """
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        self.rows = 0
+        self.zero_chunks = 0
+        self._streams: dict[int, bytearray] = {}
+        self._planes = bytearray()
+
+    def add(self, record: ChunkRecord) -> None:
+        """Take one row. ValueError for one that contradicts itself or is there already."""
+        (
+            stream,
+            chunk,
+            raw,
+            raw_crc32c,
+            number,
+            lane,
+            offset,
+            stored,
+            stored_crc32c,
+            flags,
+            transform,
+            planes,
+        ) = record
+        problem = ""
+        plane_offset = plane_bytes = 0
+        if not 0 < raw <= self.chunk_bytes:
+            problem = f"{raw} raw bytes in chunks of {self.chunk_bytes}"
+        elif flags & ~ChunkFlags.ZERO:
+            problem = "a flag that version 1 does not have" + (" (base)" if flags & ChunkFlags.BASE else "")
+        elif flags & ChunkFlags.ZERO:
+            if number or lane or offset or stored or stored_crc32c or transform or planes:
+                problem = "a zero chunk that is stored somewhere"
+        elif planes:
+            problem = check_planes(planes, transform, raw, stored)
+            if stored > raw:
+                problem = f"{stored} stored bytes, more than raw ({raw})"
+        elif stored != raw or transform or stored_crc32c != raw_crc32c:
+            problem = "a raw chunk with another stored length or checksum, or with a transform"
+        if not problem and offset % 4096:
+            problem = f"offset {offset} is not a multiple of 4096"
+        if problem:
+            raise ValueError(f"stream {stream}, chunk {chunk}: {problem}")
+        rows = self._streams.get(stream)
+        if rows is None:
+            rows = self._streams[stream] = bytearray()
+        start = chunk * ROW.size
+        if (
+            start >= INDEX_RAW_MAX
+            or HEADER.size + (self.rows + 1) * ROW.size + len(self._planes) > INDEX_RAW_MAX
+        ):
+            raise UsageError(
+                f"an image of more than {self.rows} chunks needs an index over {INDEX_RAW_MAX >> 20} MiB",
+                cure=f"save with chunks larger than {self.chunk_bytes} bytes",
+            )
+        missing = start + ROW.size - len(rows)
+        if missing > 0:
+            rows += bytes(missing)
+        elif rows[start + _RAW_AT : start + _RAW_AT + 4] != b"\0\0\0\0":
+            raise ValueError(f"stream {stream}, chunk {chunk}: added twice")
+        if planes:
+            plane_offset = len(self._planes)
+            for plane in planes:
+                self._planes += plane.pack()
+            plane_bytes = len(self._planes) - plane_offset
+        # The last field is zero in the image; here it is the length of the plane records until `encode`.
+        ROW.pack_into(
+            rows,
+            start,
+            stream,
+            flags,
+            transform,
+            len(planes),
+            chunk,
+            number,
+            lane,
+            0,
+            offset,
+            stored,
+            raw,
+            stored_crc32c,
+            raw_crc32c,
+            plane_offset,
+            plane_bytes,
+        )
+        self.rows += 1
+        self.zero_chunks += flags & ChunkFlags.ZERO
+
+    def encode(self, chunk_counts: Sequence[int]) -> EncodedIndex:
+        """The index of an image whose stream i has ``chunk_counts[i]`` chunks. ValueError unless exactly
+        these were added. The builder is used up."""
+        self._check_complete(chunk_counts)
+        planes = self._order_planes()
+        header = HEADER.pack(
+            MAGIC, VERSION, ROW.size, self.rows, len(planes), len(chunk_counts), self.chunk_bytes, 0
+        )
+        header = header[:-4] + struct.pack("<I", crc32c(header[:-4]))
+        pieces: list[bytes | bytearray] = [
+            header,
+            *(self._streams[stream] for stream in sorted(self._streams)),
+            planes,
+        ]
+        raw_bytes = sum(map(len, pieces))
+        if raw_bytes > INDEX_RAW_MAX:
+            raise UsageError(
+                f"the index would have {raw_bytes} bytes, {INDEX_RAW_MAX} is the most",
+                cure=f"save with chunks larger than {self.chunk_bytes} bytes",
+            )
+        stored = _compress(pieces, raw_bytes)
+        self._streams.clear()
+        return EncodedIndex(
+            stored, raw_bytes, self.rows, hashlib.sha256(stored).hexdigest(), self.zero_chunks
+        )
+
+    def _check_complete(self, chunk_counts: Sequence[int]) -> None:
+        for stream, rows in self._streams.items():
+            if not 0 <= stream < len(chunk_counts):
+                raise ValueError(f"chunks of stream {stream}, where there are {len(chunk_counts)} streams")
+            if len(rows) != chunk_counts[stream] * ROW.size:
+                raise ValueError(
+                    f"stream {stream} has {chunk_counts[stream]} chunks, not {len(rows) // ROW.size}"
+                )
+        if self.rows != sum(chunk_counts):
+            raise ValueError(f"{self.rows} chunks were added, the streams have {sum(chunk_counts)}")
+
+    def _order_planes(self) -> bytearray:
+        """Plane records in the order of the rows, and the rows' plane offsets made to fit."""
+        ordered = bytearray()
+        if not self._planes:
+            return ordered
+        fields = struct.Struct("<QQ")
+        for stream in sorted(self._streams):
+            rows = self._streams[stream]
+            for tail in range(_PLANES_AT, len(rows), ROW.size):
+                start, nbytes = fields.unpack_from(rows, tail)
+                if nbytes:
+                    fields.pack_into(rows, tail, len(ordered), 0)
+                    ordered += self._planes[start : start + nbytes]
+        self._planes = bytearray()
+        return ordered
+
+
+def _compress(pieces: Sequence[bytes | bytearray], raw_bytes: int) -> bytes:
+    compressor = zstandard.ZstdCompressor(
+        level=_LEVEL, write_content_size=True, write_checksum=False, write_dict_id=False
+    ).compressobj(size=raw_bytes)
+    stored = bytearray()
+    for piece in pieces:
+        with memoryview(piece) as view:
+            for start in range(0, len(piece), _PIECE):
+                stored += compressor.compress(view[start : start + _PIECE])
+    stored += compressor.flush()
+    return bytes(stored)
