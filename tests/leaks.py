@@ -17,6 +17,15 @@ from types import ModuleType
 SETTLE_SECONDS = 3.0
 """A joined thread or a closed socket can outlive the call that ended it by a moment; a leak stays."""
 
+_COUNTERS = {
+    "leases, views or operations that hold staging memory": ("ckptpipe.pyx.staging", "outstanding"),
+    "leases collected without release()": ("ckptpipe.pyx.staging", "leaked"),
+    "worker pools not closed": ("ckptpipe.pyx.workers", "live_pools"),
+    "I/O engines not closed": ("ckptpipe.pyx.engine", "live_engines"),
+    "mappings not closed": ("ckptpipe.pyx.memory", "live_mappings"),
+}
+"""What the engine counts itself: module and function."""
+
 
 @dataclass(frozen=True)
 class Holdings:
@@ -25,18 +34,19 @@ class Holdings:
     threads: dict[int, str] = field(default_factory=dict)
     descriptors: dict[tuple[int, str], str] = field(default_factory=dict)
     children: dict[int, str] = field(default_factory=dict)
-    leases: int = 0
-    leaked: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def now(cls) -> Holdings:
-        staging = _loaded("ckptpipe.pyx.staging")
         return cls(
             threads=_threads(),
             descriptors=_descriptors(),
             children=_children(),
-            leases=staging.outstanding() if staging else 0,
-            leaked=staging.leaked() if staging else 0,
+            counters={
+                what: getattr(module, function)()
+                for what, (name, function) in _COUNTERS.items()
+                if (module := _loaded(name)) is not None
+            },
         )
 
     def beyond(self, before: Holdings) -> list[str]:
@@ -52,12 +62,10 @@ class Holdings:
             for pid, what in self.children.items()
             if pid not in before.children
         ]
-        if self.leases > before.leases:
-            lines.append(
-                f"{self.leases - before.leases} leases, views or operations still hold staging memory"
-            )
-        if self.leaked > before.leaked:
-            lines.append(f"{self.leaked - before.leaked} leases were collected without release()")
+        for what, count in self.counters.items():
+            more = count - before.counters.get(what, 0)
+            if more > 0:
+                lines.append(f"{more} {what}")
         return lines
 
 
@@ -82,8 +90,7 @@ class Ledger:
             threads=before.threads | self._threads,
             descriptors=before.descriptors | self._descriptors,
             children=before.children | self._children,
-            leases=before.leases,
-            leaked=before.leaked,
+            counters=before.counters,
         )
         lines = Holdings.now().beyond(known)
         if not lines:
