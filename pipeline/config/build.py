@@ -17,7 +17,9 @@ def build(config: Config) -> tuple[GraphSpec, Settings]:
         stages = [_stage(name, stage.reads, stage) for name, stage in config.stages.items()]
     else:
         for number, listed in enumerate(config.stages, 1):
-            stages.append(_stage(f"{'limit' if listed.compress is None else 'compress'}-{number}", last, listed))
+            stages.append(
+                _stage(f"{'limit' if listed.compress is None else 'compress'}-{number}", last, listed)
+            )
             last = stages[-1].name
     if isinstance(config.sinks, dict):
         sinks = [_sink(name, sink.reads, sink) for name, sink in config.sinks.items()]

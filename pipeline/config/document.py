@@ -95,12 +95,16 @@ class Located:
                 step = name
                 if name not in here and not last:
                     if (*path, name) not in _MADE_BY_SET and name != "options":
-                        self._add(label, None, f'{_inside(path)} has no "{name}"{suggestion(name, map(str, here))}')
+                        self._add(
+                            label, None, f'{_inside(path)} has no "{name}"{suggestion(name, map(str, here))}'
+                        )
                         return
                     here[name] = {}
                     self._set[(*path, name)] = label
             else:
-                self._add(label, None, f"{dotted(path)} is {kind_of(here)}; it has nothing called \"{name}\" in it")
+                self._add(
+                    label, None, f'{dotted(path)} is {kind_of(here)}; it has nothing called "{name}" in it'
+                )
                 return
             path = (*path, step)
             if last:

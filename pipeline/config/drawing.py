@@ -54,5 +54,7 @@ def _sink(sink: SinkSpec, image_name: str) -> str:
         what = f"restore to {url}"
     else:
         what = f"image {image_name or '(named by time)'} under {url}"
-    policy = "" if sink.policy == "required" else f", best-effort (dropped after {sink.deadline:g} s of delay)"
+    policy = (
+        "" if sink.policy == "required" else f", best-effort (dropped after {sink.deadline:g} s of delay)"
+    )
     return f"{name}{what}{policy}"

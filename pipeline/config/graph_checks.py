@@ -116,7 +116,9 @@ class _Checker:
 
     def _check_name(self, section: str, name: str, path: Path) -> None:
         if name == SOURCE:
-            self._located.blame(path, f'"{SOURCE}" is the source itself; give the {section[:-1]} another name', key=True)
+            self._located.blame(
+                path, f'"{SOURCE}" is the source itself; give the {section[:-1]} another name', key=True
+            )
         elif not re.fullmatch(NODE_NAME, name):
             self._located.blame(
                 path,
@@ -154,7 +156,7 @@ class _Checker:
             if not node.readers and node.name not in looping:
                 self._located.blame(
                     node.path,
-                    f'nothing reads this stage; let a sink read it (reads: {node.name}), or remove it',
+                    f"nothing reads this stage; let a sink read it (reads: {node.name}), or remove it",
                     key=True,
                 )
         self._double_compression(stages, looping)
@@ -221,7 +223,8 @@ class _Checker:
         policies = [node.data.get("policy", "required") for node in sinks.values()]
         if policies and all(policy == "best-effort" for policy in policies):
             self._located.blame(
-                ("sinks",), "every sink is best-effort, so a run could store nothing; make one of them required"
+                ("sinks",),
+                "every sink is best-effort, so a run could store nothing; make one of them required",
             )
 
     def _restore(self, node: _Node, target: str, stages: dict[str, _Node]) -> None:

@@ -48,12 +48,16 @@ class Source(_Model):
 
     files: Texts | None = Field(None, description="A path or a list of paths: files and directories")
     stdin: Text | None = Field(None, description="Read standard input; the value is the stream's name")
-    image: Text | None = Field(None, description="URL/NAME of a saved image: to copy, recompress or restore it")
+    image: Text | None = Field(
+        None, description="URL/NAME of a saved image: to copy, recompress or restore it"
+    )
     synthetic: Size | None = Field(
         None, description="That many bytes made up on the spot: for trying out a graph"
     )
     streams: Texts | None = Field(None, description="With `image`: only these streams")
-    expect_digest: Text | None = Field(None, description="With `image`: refuse it unless its digest is this one")
+    expect_digest: Text | None = Field(
+        None, description="With `image`: refuse it unless its digest is this one"
+    )
     options: dict[str, Any] | None = Field(None, description="With `image`: options of its storage backend")
     pattern: choice("random", "zeros") = Field(  # type: ignore[valid-type]
         "random", description="With `synthetic`: what the bytes are"
@@ -83,11 +87,13 @@ class ListedSink(_Model):
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["to"]}, {"required": ["restore"]}]})
 
     to: Text | None = Field(
-        None, description="URL under which the image is stored: a path, `nvme:/a,/b`, `fuse:/mnt`, `s3://bucket/prefix`"
+        None,
+        description="URL under which the image is stored: a path, `nvme:/a,/b`, `fuse:/mnt`, `s3://bucket/prefix`",
     )
     restore: Text | None = Field(None, description="Directory into which the streams are written as files")
     policy: choice("required", "best-effort") = Field(  # type: ignore[valid-type]
-        "required", description="`required`: its failure fails the run. `best-effort`: the run goes on without it"
+        "required",
+        description="`required`: its failure fails the run. `best-effort`: the run goes on without it",
     )
     deadline: Duration = Field(
         60.0, description="How long a best-effort sink may hold up the others before it is dropped"
@@ -105,7 +111,8 @@ class RunSettings(_Model):
     """Settings of the run; every default is right for most machines."""
 
     chunk_bytes: Size = Field(
-        8 * MIB, description=f"Size of a chunk and of a slot: {CHUNK_MIN >> 10}KiB to {CHUNK_MAX >> 20}MiB, in steps of 4KiB"
+        8 * MIB,
+        description=f"Size of a chunk and of a slot: {CHUNK_MIN >> 10}KiB to {CHUNK_MAX >> 20}MiB, in steps of 4KiB",
     )
     ring_bytes: Size = Field(0, description="Size of the staging ring; 0: what the sinks need")
     max_ring_bytes: Size = Field(512 * MIB, description="The most that the staging ring may become by itself")
@@ -146,7 +153,10 @@ class Config(_Model):
     stages: Annotated[
         Annotated[list[ListedStage], Tag(LIST_FORM)] | Annotated[dict[NodeName, Stage], Tag(GRAPH_FORM)],
         Discriminator(_form),
-    ] = Field(default_factory=list, description="What is done to the chunks on their way: a list, or a mapping by name")
+    ] = Field(
+        default_factory=list,
+        description="What is done to the chunks on their way: a list, or a mapping by name",
+    )
     sinks: Annotated[
         Annotated[list[ListedSink], Tag(LIST_FORM)] | Annotated[dict[NodeName, Sink], Tag(GRAPH_FORM)],
         Discriminator(_form),
@@ -155,7 +165,9 @@ class Config(_Model):
     overwrite: Flag = Field(
         False, description="Replace an image of that name, or files of a restore, that are there already"
     )
-    settings: RunSettings = Field(default_factory=RunSettings, description="Sizes, threads and engines of the run")
+    settings: RunSettings = Field(
+        default_factory=RunSettings, description="Sizes, threads and engines of the run"
+    )
 
 
 Form = Literal["list", "graph"]

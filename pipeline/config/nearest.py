@@ -12,7 +12,9 @@ def nearest(name: str, valid: Iterable[str], *, cutoff: float = 0.0) -> str:
     folded: dict[str, str] = {}
     for known in valid:
         folded.setdefault(_fold(known), known)
-    found = difflib.get_close_matches(_fold(name), list(folded), n=1, cutoff=cutoff or (0.5 if len(name) < 4 else 0.6))
+    found = difflib.get_close_matches(
+        _fold(name), list(folded), n=1, cutoff=cutoff or (0.5 if len(name) < 4 else 0.6)
+    )
     if found:
         return folded[found[0]]
     if cutoff:

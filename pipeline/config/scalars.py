@@ -215,7 +215,9 @@ Codec = Annotated[
     _schema(_schema_text(r"^(none|zstd(:[+-]?[0-9]{1,3})?)$")),
 ]
 ImageName = Annotated[
-    str, _reader(check_image_name, (str,), "text (put it in quotes)"), _schema(_schema_text(f"^{IMAGE_NAME}$"))
+    str,
+    _reader(check_image_name, (str,), "text (put it in quotes)"),
+    _schema(_schema_text(f"^{IMAGE_NAME}$")),
 ]
 NodeName = Annotated[
     str, _reader(_text, (str,), "the name of a node"), _schema(_schema_text(f"^{NODE_NAME}$"))

@@ -232,7 +232,9 @@ class _Builder:
         if container.count > MAX_VALUES:
             raise _Refused(event.start_mark, f"more than {MAX_VALUES} values, with aliases written out")
         if container.depth > MAX_DEPTH:
-            raise _Refused(event.start_mark, f"nested deeper than {MAX_DEPTH} levels, with aliases written out")
+            raise _Refused(
+                event.start_mark, f"nested deeper than {MAX_DEPTH} levels, with aliases written out"
+            )
 
     def _alias(self, event: yaml.AliasEvent) -> Node:
         name = event.anchor

@@ -1,0 +1,130 @@
+"""An exception as one readable line: the thing, the cure, the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from ckptpipe.pipeline.cli.text import clean
+from ckptpipe.pipeline.errors import ConfigError
+from ckptpipe.pipeline.loop import Interrupted
+from ckptpipe.pyx.errors import CkptpipeError
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """``also``: lines of further errors that came with it. ``lines``: what is printed."""
+
+    kind: str
+    message: str
+    exit_code: int
+    cure: str = ""
+    also: tuple[str, ...] = ()
+    problems: tuple[dict[str, Any], ...] = field(default_factory=tuple)
+    prefix: str = "ckptpipe: "
+
+    @property
+    def lines(self) -> list[str]:
+        if self.problems:
+            return self.message.splitlines()
+        text = f"{self.message}; {self.cure}" if self.cure else self.message
+        more = f" (and {len(self.also)} more)" if self.also else ""
+        return [" ".join(f"{self.prefix}{text}{more}".split("\n"))]
+
+    def as_json(self) -> dict[str, Any]:
+        error: dict[str, Any] = {
+            "type": self.kind,
+            "message": self.message,
+            "cure": self.cure,
+            "exit_code": self.exit_code,
+        }
+        if self.also:
+            error["also"] = list(self.also)
+        if self.problems:
+            error["problems"] = list(self.problems)
+        return {"error": error}
+
+
+def describe(error: BaseException) -> Failure:
+    """Of any error that a command can raise. A group is reduced to its essential error."""
+    leaves = list(_leaves(error))
+    essential = next((leaf for leaf in leaves if isinstance(leaf, CkptpipeError)), leaves[0])
+    # The worst exit code is that of the essential error; the same text twice is one error.
+    others = dict.fromkeys(clean(_line(leaf)) for leaf in leaves if leaf is not essential)
+    others.pop(clean(_line(essential)), None)
+    return _describe_one(essential, tuple(others))
+
+
+def _describe_one(error: BaseException, also: tuple[str, ...]) -> Failure:
+    kind = type(error).__name__
+    if isinstance(error, ConfigError):
+        problems = tuple(
+            {
+                "file": problem.file,
+                "line": problem.line,
+                "column": problem.column,
+                "message": clean(problem.message),
+            }
+            for problem in error.problems
+        )
+        return Failure(kind, clean(str(error), lines=True), error.exit_code, also=also, problems=problems)
+    if isinstance(error, CkptpipeError):
+        return Failure(kind, clean(error.message), error.exit_code, clean(error.cure), also)
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return Failure(kind, clean(f"{where}{error.strerror}"), 1, also=also)
+    if isinstance(error, MemoryError):
+        return Failure(
+            kind, "out of memory", 1, "take a smaller --ring-size or --chunk-size, or fewer --workers", also
+        )
+    if isinstance(error, asyncio.CancelledError):
+        return Failure(kind, "the run was cancelled", 1, also=also)
+    return Failure(
+        kind,
+        f"internal error: {kind}: {clean(str(error))}",
+        1,
+        "this is a defect of ckptpipe; --debug shows where",
+        also,
+    )
+
+
+def usage(error: click.ClickException) -> Failure:
+    """Of a command line that makes no sense."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "ckptpipe"
+    message = " ".join(error.format_message().split())
+    near = re.search(r"\(?Did you mean (?:one of: )?(.*)\?\)?$", message)
+    if near is not None:
+        names = near[1].replace("'", "").rstrip(")?").split(", ")
+        first = next((name for name in names if name != "--help"), names[0])
+        message = f"{message[: near.start()].strip().rstrip('.')}; did you mean {first}?"
+    message = message.rstrip(".")
+    if message[1:2].islower():
+        message = message[:1].lower() + message[1:]
+    cure = "" if message.endswith("?") else f"see {command} --help"
+    return Failure("UsageError", clean(message), 2, cure, prefix=f"{command}: ")
+
+
+def interruption(error: BaseException) -> Failure:
+    """Of Ctrl-C, SIGTERM and an aborted question."""
+    if isinstance(error, Interrupted):
+        return Failure("Interrupted", str(error), error.exit_code)
+    return Failure("Interrupted", "interrupted", 130)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    found = [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    real = [leaf for leaf in found if not isinstance(leaf, asyncio.CancelledError)]
+    yield from real or found
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

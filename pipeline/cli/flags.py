@@ -1,0 +1,233 @@
+"""Flags that several commands share: output, S3, engine, options of backends."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import click
+
+from ckptpipe.pipeline.cli.session import Session
+
+HELP_NAMES = ["-h", "--help"]
+CONTEXT = {"help_option_names": HELP_NAMES, "max_content_width": 100}
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Quantity(click.ParamType):
+    """A size, a duration or a codec: read by ``parse``, which raises ValueError."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _size(text: str) -> int:
+    from ckptpipe.storage_backends.quantities import parse_bytes
+
+    return parse_bytes(text)
+
+
+def _duration(text: str) -> float:
+    from ckptpipe.pipeline.config.scalars import parse_duration
+
+    return parse_duration(text)
+
+
+def _codec(text: str) -> str:
+    from ckptpipe.pipeline.config.scalars import parse_codec
+
+    return str(parse_codec(text))
+
+
+def _image_name(text: str) -> str:
+    from ckptpipe.pipeline.config.scalars import check_image_name
+
+    return check_image_name(text)
+
+
+SIZE = Quantity("size", _size)
+DURATION = Quantity("duration", _duration)
+CODEC = Quantity("codec", _codec)
+IMAGE_NAME = Quantity("name", _image_name)
+
+
+def output_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--json, -q and --debug; the command gets a Session as its first argument."""
+
+    @functools.wraps(command)
+    def run(*args: Any, as_json: bool, quiet: bool, debug: bool, **kwargs: Any) -> Any:
+        return command(Session(json=as_json, quiet=quiet, debug=debug), *args, **kwargs)
+
+    for flag in (
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+        click.option(
+            "-q", "--quiet", is_flag=True, help="Neither progress nor result; notes and errors still."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Result or error as JSON on standard output."),
+    ):
+        run = flag(run)
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFlags:
+    """What was said about storage backends: options by name, and those for one scheme only."""
+
+    given: tuple[tuple[str, str, Any, str], ...] = ()  # (scheme or "", key, value, the flag's name)
+    used: set[str] = field(default_factory=set)
+
+    def options(self, url: str) -> dict[str, Any]:
+        """The options for ``url``: of what was said, that which its backend knows. UsageError for a value
+        that it would refuse."""
+        from ckptpipe.pipeline.config.backend_options import option_names
+        from ckptpipe.storage_backends.registry import scheme_of
+
+        if not self.given:
+            return {}
+        scheme = scheme_of(url)
+        names = option_names(scheme)
+        found: dict[str, Any] = {}
+        for only, key, value, flag in self.given:
+            if only in ("", scheme) and key in names:
+                found[key] = value
+                self.used.add(flag)
+        self._check_values(url, scheme, found)
+        return found
+
+    def _check_values(self, url: str, scheme: str, found: dict[str, Any]) -> None:
+        from ckptpipe.pipeline.config.backend_options import options_problems
+
+        for _, message, _ in options_problems(url, found):
+            raise click.UsageError(message if message.startswith(scheme) else f"{scheme}: {message}")
+
+    def check_used(self, urls: Sequence[str]) -> None:
+        """UsageError where something was said that concerns none of ``urls``."""
+        from ckptpipe.pipeline.config.backend_options import option_names
+        from ckptpipe.pipeline.config.nearest import suggestion
+        from ckptpipe.storage_backends.registry import scheme_of, schemes
+
+        for only, key, _, flag in self.given:
+            if flag in self.used:
+                continue
+            if only and only not in schemes():
+                raise click.UsageError(
+                    f'{flag}: no storage backend is called "{only}"{suggestion(only, schemes())}'
+                )
+            here = sorted({scheme_of(url) for url in urls})
+            if only and only not in here:
+                raise click.UsageError(f"{flag}: no URL of this command is served by {only}")
+            known = [name for scheme in ([only] if only else here) for name in option_names(scheme)]
+            if flag.startswith("--option"):
+                raise click.UsageError(
+                    f'{flag}: there is no option "{key}"{suggestion(key, dict.fromkeys(known))}'
+                )
+            raise click.UsageError(f"{flag} means nothing for {' and '.join(here)}")
+
+
+def backend_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The S3 flags and --option; the command gets ``backend``: BackendFlags."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        said: list[tuple[str, str, Any, str]] = []
+        for key in ("endpoint_url", "region", "profile", "no_sign_request", "ca_bundle"):
+            value = kwargs.pop(key)
+            if value:
+                said.append(("s3", key, value, "--" + key.replace("_", "-")))
+        direct = kwargs.pop("direct", None)
+        if direct is not None:
+            said.append(("", "direct", direct, "--direct"))
+        said.extend(_assignment(text) for text in kwargs.pop("option"))
+        return command(*args, backend=BackendFlags(tuple(said)), **kwargs)
+
+    for flag in (
+        click.option(
+            "--option",
+            multiple=True,
+            metavar="[SCHEME.]KEY=VALUE",
+            help="An option of a storage backend, as in YAML: part_bytes=32MiB, nvme.direct=off. May be repeated.",
+        ),
+        click.option("--ca-bundle", metavar="FILE", help="S3: PEM file of the authorities to trust."),
+        click.option("--no-sign-request", is_flag=True, help="S3: no credentials; for public buckets."),
+        click.option("--profile", metavar="NAME", help="S3: profile of the AWS configuration files."),
+        click.option("--region", metavar="NAME", help="S3: region of the bucket."),
+        click.option("--endpoint-url", metavar="URL", help="S3: address of a store other than AWS."),
+    ):
+        run = flag(run)
+    return run
+
+
+def _assignment(text: str) -> tuple[str, str, Any, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise click.UsageError(f'--option: expected [SCHEME.]KEY=VALUE, got "{text}"')
+    scheme, dot, name = key.partition(".")
+    return (scheme, name, value, f"--option {key}") if dot else ("", key, value, f"--option {key}")
+
+
+_ENGINE: dict[str, Any] = {
+    "--io-engine": {
+        "type": click.Choice(["auto", "io_uring", "libaio", "threads"]),
+        "help": "How files are read and written (default: the first that runs).",
+    },
+    "--direct": {
+        "type": click.Choice(["auto", "on", "off"]),
+        "help": "Bypass the page cache at the storage URL.",
+    },
+    "--chunk-size": {"type": SIZE, "help": "Size of a chunk: 4KiB to 64MiB (default 8MiB)."},
+    "--ring-size": {"type": SIZE, "help": "Size of the staging ring (default: what the sinks need)."},
+    "--workers": {"type": click.IntRange(0, 1024), "help": "Copy and checksum threads."},
+    "--codec-threads": {"type": click.IntRange(0, 1024), "help": "Compression threads."},
+    "--io-depth": {
+        "type": click.IntRange(1, 4096),
+        "help": "File operations under way at once (default 32).",
+    },
+    "--huge-pages": {
+        "type": click.Choice(["auto", "thp", "hugetlb", "off"]),
+        "help": "Huge pages for the staging ring.",
+    },
+    "--lock-memory": {"is_flag": True, "help": "Lock the staging ring in memory."},
+}
+_SETTINGS = {
+    "io_engine": "io_engine",
+    "chunk_size": "chunk_bytes",
+    "ring_size": "ring_bytes",
+    "workers": "workers",
+    "codec_threads": "codec_threads",
+    "io_depth": "io_depth",
+    "huge_pages": "huge_pages",
+    "lock_memory": "lock_memory",
+    "source_direct": "source_direct",
+}
+
+
+def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of the engine; the command gets ``settings``: Settings. Goes below `backend_flags`, which
+    takes --direct."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        from ckptpipe.pipeline.settings import Settings
+
+        given: dict[str, Any] = {}
+        for flag, name in _SETTINGS.items():
+            value = kwargs.pop(flag, None)
+            if value is not None and value is not False:
+                given[name] = value
+        return command(*args, settings=Settings(**given), **kwargs)
+
+    for name, parameters in reversed(_ENGINE.items()):
+        run = click.option(name, default=None if "is_flag" not in parameters else False, **parameters)(run)
+    return run

@@ -1,0 +1,100 @@
+"""`ckptpipe restore` and `ckptpipe verify`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ckptpipe.pipeline.cli.flags import CONTEXT, BackendFlags, backend_flags, engine_flags, output_flags
+from ckptpipe.pipeline.cli.session import Session
+
+_DIGEST = click.option(
+    "--expect-digest",
+    default="",
+    metavar="sha256:…",
+    help="Refuse the image unless its manifest has this digest (as save printed it).",
+)
+
+
+@click.command(context_settings=CONTEXT)
+@click.argument("url", metavar="URL/NAME")
+@click.option(
+    "--to",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=str, file_okay=False),
+    help="Where to restore to.",
+)
+@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream. May be repeated.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@_DIGEST
+@output_flags
+@backend_flags
+@engine_flags
+def restore(
+    session: Session,
+    url: str,
+    to: str,
+    streams: tuple[str, ...],
+    overwrite: bool,
+    expect_digest: str,
+    backend: BackendFlags,
+    settings: Any,
+) -> None:
+    """Restore an image's files into a directory. Every chunk is checked before it is written.
+
+    \b
+    Examples:
+      ckptpipe restore s3://bucket/images/step-100 --to /data/again
+      ckptpipe restore nvme:/mnt/a/step-100,/mnt/b/step-100 --to /data/again
+      ckptpipe restore /mnt/nvme/images/step-100 --to /tmp/one --stream files/config.json
+    """
+    from ckptpipe.pipeline import operations
+
+    options = backend.options(url)
+    backend.check_used([url])
+    result = session.run(
+        lambda progress: operations.restore(
+            url,
+            to=to,
+            streams=list(streams) or None,
+            expect_digest=expect_digest,
+            overwrite=overwrite,
+            options=options,
+            settings=settings,
+            progress=progress,
+        ),
+        phase="restore",
+    )
+    from ckptpipe.pipeline.cli import tables
+
+    session.show(result.as_json(), lambda: tables.read(result), tables.read_notes(result))
+
+
+@click.command(context_settings=CONTEXT)
+@click.argument("url", metavar="URL/NAME")
+@_DIGEST
+@output_flags
+@backend_flags
+@engine_flags
+def verify(session: Session, url: str, expect_digest: str, backend: BackendFlags, settings: Any) -> None:
+    """Read a whole image and check every byte of it. Exit code 3 where it is corrupt or incomplete.
+
+    \b
+    Example:
+      ckptpipe verify s3://bucket/images/step-100 --expect-digest sha256:…
+    """
+    from ckptpipe.pipeline import operations
+
+    options = backend.options(url)
+    backend.check_used([url])
+    result = session.run(
+        lambda progress: operations.verify(
+            url, expect_digest=expect_digest, options=options, settings=settings, progress=progress
+        ),
+        phase="verify",
+    )
+    from ckptpipe.pipeline.cli import tables
+
+    session.show(result.as_json(), lambda: tables.read(result), tables.read_notes(result))

@@ -1,0 +1,68 @@
+"""One command's run: where its output goes, how its progress is shown, how its failure is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ckptpipe.pipeline.cli.failure import Failure
+from ckptpipe.pipeline.cli.text import clean
+from ckptpipe.pipeline.progress import ProgressCallback
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """``json``: results and errors as JSON on standard output. ``quiet``: neither progress nor result, but
+    notes and errors still. ``debug``: the traceback below an error."""
+
+    json: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    def run(self, operation: Callable[[ProgressCallback], Awaitable[T]], *, phase: str = "") -> T:
+        """Run ``operation`` on an event loop, showing its progress where ``phase`` is given."""
+        from ckptpipe.pipeline.cli.progress import display
+        from ckptpipe.pipeline.loop import run
+
+        with display(phase, quiet=self.quiet or not phase, lines=not self.json) as shown:
+            return run(lambda: operation(shown.update), notice=shown.say)
+
+    def show(self, result: Any, table: Callable[[], Sequence[Any]], notes: Sequence[str] = ()) -> None:
+        """Print a result: as JSON, or as the parts of ``table`` with the notes below. Notes are shown always,
+        on standard error where nothing else is printed."""
+        if self.json:
+            write_json(result)
+            return
+        if not self.quiet:
+            from ckptpipe.pipeline.cli.tables import print_parts
+
+            print_parts(table())
+        for note in notes:
+            self.say(f"note: {note}")
+
+    def say(self, line: str) -> None:
+        """One line on standard error."""
+        print(clean(line), file=sys.stderr, flush=True)
+
+    def fail(self, failure: Failure, error: BaseException) -> int:
+        """Print a failure; returns the exit code."""
+        if self.debug:
+            text = "".join(traceback.format_exception(error))
+            print(clean(text.rstrip(), lines=True), file=sys.stderr)
+        if self.json:
+            write_json(failure.as_json())
+        else:
+            print(*failure.lines, sep="\n", file=sys.stderr, flush=True)
+        return failure.exit_code
+
+
+def write_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=True, default=str)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
