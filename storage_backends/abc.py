@@ -7,6 +7,7 @@ and run `ckptpipe.storage_backends.testing` against it.
 
 from __future__ import annotations
 
+import builtins
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -199,7 +200,7 @@ class Backend(ABC):
         """Remove the URL's own directory where the store has such a thing and nothing is in it."""
 
     @abstractmethod
-    async def pending(self) -> list[PendingUpload]:
+    async def pending(self) -> builtins.list[PendingUpload]:
         """Incomplete uploads and temporary files in this URL (not deeper)."""
 
     @abstractmethod

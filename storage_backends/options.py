@@ -53,6 +53,16 @@ def parse_options(options_type: type[T], mapping: Mapping[str, object], scheme: 
     return options_type(**values)
 
 
+def split_options(
+    options_type: type[T], mapping: Mapping[str, object], scheme: str
+) -> tuple[T, dict[str, object]]:
+    """``options_type`` from the keys that it knows, and the other keys: a wrapper's and its inner backend's."""
+    known = {item.name for item in fields(options_type)}  # type: ignore[arg-type]
+    mine = {key: value for key, value in mapping.items() if key in known}
+    rest = {key: value for key, value in mapping.items() if key not in known}
+    return parse_options(options_type, mine, scheme), rest
+
+
 def option_problems(
     options_type: type[object], mapping: Mapping[str, object], scheme: str
 ) -> list[OptionProblem]:

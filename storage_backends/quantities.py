@@ -81,23 +81,22 @@ def parse_rate(text: str | int) -> int:
 
 def format_bytes(nbytes: float) -> str:
     """``123 B``, ``4.0 KiB``, ``8.0 MiB``: binary units, one digit after the point."""
-    value = float(nbytes)
-    if abs(value) < 1024:
-        return f"{value:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        value /= 1024
-        if abs(value) < 1023.95:
-            break
-    return f"{value:.1f} {unit}"
+    if abs(nbytes) < 1024:
+        return f"{nbytes:.0f} B"
+    units = ("KiB", "MiB", "GiB", "TiB", "PiB")
+    power = 1
+    while abs(nbytes) >= 1023.95 * 1024**power and power < len(units):
+        power += 1
+    return f"{nbytes / 1024**power:.1f} {units[power - 1]}"
 
 
 def format_rate(bytes_per_second: float) -> str:
     """``850 B/s``, ``200.0 MB/s``, ``1.85 GB/s``: decimal units, as drives and links are sold."""
-    value = float(bytes_per_second)
-    if abs(value) < 1000:
-        return f"{value:.0f} B/s"
-    for unit, digits in (("kB/s", 1), ("MB/s", 1), ("GB/s", 2), ("TB/s", 2)):
-        value /= 1000
-        if abs(value) < 999.95:
-            break
-    return f"{value:.{digits}f} {unit}"
+    if abs(bytes_per_second) < 1000:
+        return f"{bytes_per_second:.0f} B/s"
+    units = (("kB/s", 1), ("MB/s", 1), ("GB/s", 2), ("TB/s", 2))
+    power = 1
+    while abs(bytes_per_second) >= 999.95 * 1000**power and power < len(units):
+        power += 1
+    unit, digits = units[power - 1]
+    return f"{bytes_per_second / 1000**power:.{digits}f} {unit}"

@@ -1,24 +1,107 @@
-"""Which backend serves a URL (contract)."""
+"""Which backend serves a URL.
+
+Backends are found by the entry-point group ``ckptpipe.storage_backends`` (third parties register a class
+there) and by a built-in table that also works from a source tree. Nothing is imported before it is needed:
+the S3 client takes half a second.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from urllib.parse import unquote
 
 from ckptpipe.storage_backends.abc import Backend, BackendContext
+from ckptpipe.storage_backends.errors import BadUrl, StorageError, UnknownScheme
+from ckptpipe.storage_backends.filesystems import is_fuse
+from ckptpipe.storage_backends.options import nearest
+
+GROUP = "ckptpipe.storage_backends"
+
+_BUILT_IN = {
+    "fuse": "ckptpipe.storage_backends.fuse:FuseBackend",
+    "memory": "ckptpipe.storage_backends.memory:MemoryBackend",
+    "null": "ckptpipe.storage_backends.null:NullBackend",
+    "nvme": "ckptpipe.storage_backends.nvme:NvmeBackend",
+    "s3": "ckptpipe.storage_backends.s3:S3Backend",
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 def scheme_of(url: str) -> str:
     """``nvme:/a,/b`` -> nvme; ``s3://…`` -> s3; a bare path -> nvme, or fuse where it lies on a FUSE mount."""
-    raise NotImplementedError
+    if not url:
+        raise BadUrl("the URL is empty", cure="give a path, nvme:/dir, fuse:/dir or s3://bucket/prefix")
+    match = _SCHEME.match(url)
+    if match is None or os.sep in url[: match.end()]:
+        return _scheme_of_path(url)
+    scheme = match.group(1).lower()
+    if scheme == "file":
+        return _scheme_of_path(path_of_file_url(url))
+    if scheme not in _BUILT_IN and scheme not in _registered():
+        known = schemes()
+        raise UnknownScheme(
+            f'{url}: no storage backend is called "{scheme}"{nearest(scheme, known)}',
+            cure=f"known are {', '.join(known)}; write ./{url} where it is a path",
+        )
+    return scheme
+
+
+def path_of_file_url(url: str) -> str:
+    """The path of ``file:/dir``, ``file:///dir`` or ``file://localhost/dir``."""
+    rest = url.split(":", 1)[1]
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise BadUrl(f"{url}: a file URL names a directory of this machine", cure="write file:///dir")
+        rest = slash + path
+    if not rest:
+        raise BadUrl(f"{url}: no path is given", cure="write file:///dir")
+    return unquote(rest)
+
+
+def _scheme_of_path(path: str) -> str:
+    return "fuse" if is_fuse(path) else "nvme"
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def backend_class(scheme: str) -> type[Backend]:
+    """The class behind ``scheme``; imported now. Its ``options_type`` says what options there are."""
+    registered = _registered()
+    try:
+        # A built-in scheme is ours, whatever an installed distribution says.
+        if scheme in _BUILT_IN:
+            module, _, name = _BUILT_IN[scheme].partition(":")
+            found = getattr(importlib.import_module(module), name)
+        elif scheme in registered:
+            found = registered[scheme].load()
+        else:
+            raise UnknownScheme(
+                f'no storage backend is called "{scheme}"{nearest(scheme, schemes())}',
+                cure=f"known are {', '.join(schemes())}",
+            )
+    except (ImportError, AttributeError) as error:
+        raise StorageError(
+            f'the storage backend "{scheme}" cannot be loaded: {error}', cure="reinstall what provides it"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise StorageError(f'the entry point "{scheme}" of {GROUP} is not a Backend class: {found!r}')
+    return found
 
 
 async def open_backend(
     url: str, context: BackendContext, options: Mapping[str, object] | None = None
 ) -> Backend:
     """Open the backend of ``url``. UnknownScheme names the known ones. ``options`` are the backend's own."""
-    raise NotImplementedError
+    return await backend_class(scheme_of(url)).open(url, context, options or {})
 
 
 def schemes() -> list[str]:
     """Registered schemes, sorted."""
-    raise NotImplementedError
+    return sorted({*_BUILT_IN, *_registered()})
