@@ -21,11 +21,10 @@ from ckptpipe.pipeline.cli.session import Session
 @click.command(context_settings=CONTEXT)
 @click.argument("url", metavar="URL/NAME")
 @click.option("--to", multiple=True, required=True, metavar="URL", help="Where to copy to. May be repeated.")
-@click.option("--name", type=IMAGE_NAME, default="", help="Name of the copy (default: the image's own).")
+@click.option("--name", type=IMAGE_NAME, help="Name of the copy (default: the image's own).")
 @click.option(
     "--compress",
     type=CODEC,
-    default="",
     metavar="none|zstd[:LEVEL]",
     help="Recompress (default: the stored bytes stay as they are).",
 )
@@ -37,8 +36,8 @@ def copy(
     session: Session,
     url: str,
     to: tuple[str, ...],
-    name: str,
-    compress: str,
+    name: str | None,
+    compress: str | None,
     overwrite: bool,
     backend: BackendFlags,
     settings: Any,
@@ -50,18 +49,19 @@ def copy(
       ckptpipe copy /mnt/nvme/images/step-100 --to s3://bucket/images
       ckptpipe copy s3://bucket/images/step-100 --to s3://archive --compress zstd:9
     """
-    from ckptpipe.pipeline import operations
     from ckptpipe.pipeline.spec import SinkSpec
 
     options = backend.options(url)
     sinks = [SinkSpec(target, options=backend.options(target)) for target in to]
     backend.check_used([url, *to])
+    from ckptpipe.pipeline import operations
+
     result = session.run(
         lambda progress: operations.copy(
             url,
             to=sinks,
-            name=name,
-            compress=compress,
+            name=name or "",
+            compress=compress or "",
             overwrite=overwrite,
             options=options,
             settings=settings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,10 +14,14 @@ from ckptpipe.pipeline.cli.session import Session
 HELP_NAMES = ["-h", "--help"]
 CONTEXT = {"help_option_names": HELP_NAMES, "max_content_width": 100}
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]  # generic for type checkers since click 8.4
+else:
+    _ParamType = click.ParamType
 
 
-class Quantity(click.ParamType):
+class Quantity(_ParamType):
     """A size, a duration or a codec: read by ``parse``, which raises ValueError."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:

@@ -21,11 +21,11 @@ def list_images(session: Session, url: str, backend: BackendFlags) -> None:
     Example:
       ckptpipe list s3://bucket/images
     """
-    from ckptpipe.pipeline import operations
-
     options = backend.options(url)
     backend.check_used([url])
-    found = session.run(lambda _: operations.list_images(url, options=options))
+    from ckptpipe.pipeline import stored_images
+
+    found = session.run(lambda _: stored_images.list_images(url, options=options))
     from ckptpipe.pipeline.cli import tables
 
     notes = [] if found else [f"no images under {url}"]
@@ -45,11 +45,11 @@ def show(session: Session, url: str, backend: BackendFlags) -> None:
     Example:
       ckptpipe show /mnt/nvme/images/step-100
     """
-    from ckptpipe.pipeline import operations
-
     options = backend.options(url)
     backend.check_used([url])
-    shown = session.run(lambda _: operations.show(url, options=options))
+    from ckptpipe.pipeline import stored_images
+
+    shown = session.run(lambda _: stored_images.show(url, options=options))
     from ckptpipe.pipeline.cli import tables
 
     session.show(shown, lambda: tables.manifest(shown))
@@ -67,8 +67,6 @@ def delete(session: Session, url: str, yes: bool, backend: BackendFlags) -> None
     Example:
       ckptpipe delete s3://bucket/images/step-100 --yes
     """
-    from ckptpipe.pipeline import operations
-
     options = backend.options(url)
     backend.check_used([url])
     if not yes:
@@ -77,7 +75,9 @@ def delete(session: Session, url: str, yes: bool, backend: BackendFlags) -> None
         from ckptpipe.pipeline.cli.text import clean
 
         click.confirm(f"Delete the image {clean(url)}?", abort=True, err=True)
-    removed = session.run(lambda _: operations.delete(url, options=options))
+    from ckptpipe.pipeline import stored_images
+
+    removed = session.run(lambda _: stored_images.delete(url, options=options))
     from rich.text import Text
 
     from ckptpipe.pipeline.cli.text import clean, plural
@@ -108,12 +108,12 @@ def gc(session: Session, url: str, older_than: float, dry_run: bool, backend: Ba
       ckptpipe gc s3://bucket/images --dry-run
       ckptpipe gc /mnt/nvme/images --older-than 2h
     """
-    from ckptpipe.pipeline import operations
-
     options = backend.options(url)
     backend.check_used([url])
+    from ckptpipe.pipeline import stored_images
+
     result = session.run(
-        lambda _: operations.gc(url, older_than=older_than, dry_run=dry_run, options=options)
+        lambda _: stored_images.gc(url, older_than=older_than, dry_run=dry_run, options=options)
     )
     from ckptpipe.pipeline.cli import tables
 

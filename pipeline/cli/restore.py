@@ -50,10 +50,10 @@ def restore(
       ckptpipe restore nvme:/mnt/a/step-100,/mnt/b/step-100 --to /data/again
       ckptpipe restore /mnt/nvme/images/step-100 --to /tmp/one --stream files/config.json
     """
-    from ckptpipe.pipeline import operations
-
     options = backend.options(url)
     backend.check_used([url])
+    from ckptpipe.pipeline import operations
+
     result = session.run(
         lambda progress: operations.restore(
             url,
@@ -85,10 +85,10 @@ def verify(session: Session, url: str, expect_digest: str, backend: BackendFlags
     Example:
       ckptpipe verify s3://bucket/images/step-100 --expect-digest sha256:…
     """
-    from ckptpipe.pipeline import operations
-
     options = backend.options(url)
     backend.check_used([url])
+    from ckptpipe.pipeline import operations
+
     result = session.run(
         lambda progress: operations.verify(
             url, expect_digest=expect_digest, options=options, settings=settings, progress=progress

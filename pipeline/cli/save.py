@@ -29,9 +29,7 @@ from ckptpipe.pipeline.cli.session import Session
     metavar="URL",
     help="Save there too, but go on without it where that fails. May be repeated.",
 )
-@click.option(
-    "--name", type=IMAGE_NAME, default="", help="Name of the image (default: UTC time plus save id)."
-)
+@click.option("--name", type=IMAGE_NAME, help="Name of the image (default: UTC time plus save id).")
 @click.option(
     "--compress", type=CODEC, default="none", metavar="none|zstd[:LEVEL]", help="Codec (default: none)."
 )
@@ -50,7 +48,7 @@ def save(
     paths: tuple[str, ...],
     to: tuple[str, ...],
     best_effort: tuple[str, ...],
-    name: str,
+    name: str | None,
     compress: str,
     overwrite: bool,
     stdin_name: str,
@@ -65,7 +63,6 @@ def save(
       ckptpipe save /ckpt --to nvme:/mnt/a,/mnt/b --best-effort s3://bucket/images
       tar c /srv | ckptpipe save - --stdin-name srv.tar --to s3://bucket/images --compress zstd:3
     """
-    from ckptpipe.pipeline import operations
     from ckptpipe.pipeline.spec import SinkSpec, SourceSpec
 
     sources: Any = list(paths)
@@ -78,11 +75,13 @@ def save(
         *(SinkSpec(url, policy="best-effort", options=backend.options(url)) for url in best_effort),
     ]
     backend.check_used([*to, *best_effort])
+    from ckptpipe.pipeline import operations
+
     result = session.run(
         lambda progress: operations.save(
             sources,
             to=sinks,
-            name=name,
+            name=name or "",
             compress=compress,
             overwrite=overwrite,
             settings=settings,

@@ -57,9 +57,11 @@ def options_problems(url: str, options: Mapping[str, Any]) -> list[tuple[str, st
     if declared is None:
         return []
     known = option_names(scheme)
-    problems: list[tuple[str, str, bool]] = []
-    for key in [key for key in options if key not in known]:
-        problems.append((key, f'{scheme} has no option "{key}"{suggestion(str(key), known)}', False))
+    problems = [
+        (str(key), f'{scheme} has no option "{key}"{suggestion(str(key), known)}', False)
+        for key in options
+        if key not in known
+    ]
     right = {key: value for key, value in options.items() if key in known}
     for problem in option_problems(declared, right, scheme):
         text = problem.message.removeprefix(f'{scheme}: option "{problem.key}": ')

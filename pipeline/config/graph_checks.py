@@ -248,7 +248,8 @@ class _Checker:
             )
 
     def _not_null(self, path: Path, data: Mapping[str, Any]) -> None:
-        if path[-1] in data and data[path[-1]] is None:
+        key = str(path[-1])
+        if key in data and data[key] is None:
             self._located.blame(path, "expected a value, got nothing")
 
     def _readable(self, path: Path, data: Mapping[str, Any]) -> bool:

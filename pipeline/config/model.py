@@ -166,7 +166,8 @@ class Config(_Model):
         False, description="Replace an image of that name, or files of a restore, that are there already"
     )
     settings: RunSettings = Field(
-        default_factory=RunSettings, description="Sizes, threads and engines of the run"
+        default_factory=lambda: RunSettings.model_validate({}),
+        description="Sizes, threads and engines of the run",
     )
 
 

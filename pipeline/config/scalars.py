@@ -66,7 +66,7 @@ def check_image_name(value: str) -> str:
 
 def _reader(parse: Callable[[Any], Any], accepts: tuple[type, ...], expected: str) -> BeforeValidator:
     def read(value: object) -> Any:
-        if isinstance(value, bool) and bool not in accepts or not isinstance(value, accepts):
+        if (isinstance(value, bool) and bool not in accepts) or not isinstance(value, accepts):
             raise refuse(f"expected {expected}, got {kind_of(value)}")
         try:
             return parse(value)

@@ -59,6 +59,7 @@ class Sequence:
 class Mapping:
     at: Position
     entries: list[tuple[str, Position, Node]] = field(default_factory=list)
+    seen: dict[str, Position] = field(default_factory=dict)
     depth: int = 1
     count: int = 1
 
@@ -140,8 +141,12 @@ def read_value(text: str) -> Any:
 
 
 class _Refused(Exception):
-    def __init__(self, mark: yaml.Mark, message: str) -> None:
+    def __init__(self, mark: Any, message: str) -> None:
         self.fault = Fault(Position(mark.line + 1, mark.column + 1), message)
+
+
+def _marks(event: Any) -> tuple[Any, Any]:
+    return event.start_mark, event.end_mark
 
 
 class _Builder:
@@ -157,7 +162,8 @@ class _Builder:
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
-                    raise _Refused(event.start_mark, "a second document; a config is one YAML document")
+                    mark: Any = event.start_mark
+                    raise _Refused(mark, "a second document; a config is one YAML document")
                 root = self._document(events)
         return root
 
@@ -179,10 +185,11 @@ class _Builder:
                 tag = event.tag
                 if tag is not None and not (isinstance(event, yaml.ScalarEvent) and tag == "!"):
                     raise _Refused(event.start_mark, f"YAML tags are not allowed here: {_printable(tag)}")
-                at = Position(event.start_mark.line + 1, event.start_mark.column + 1)
+                start, end = _marks(event)
+                at = Position(start.line + 1, start.column + 1)
                 if isinstance(event, yaml.ScalarEvent):
                     plain = event.implicit[0] and tag is None and event.style is None
-                    one_line = event.start_mark.line == event.end_mark.line
+                    one_line = start.line == end.line
                     node = Scalar(at, unmasked(event.value), plain, one_line)
                     if event.anchor:
                         self._anchors[event.anchor] = node
@@ -220,8 +227,8 @@ class _Builder:
                 return
             pending[-1] = None
             key, at = waiting
-            first = next((where for name, where, _ in container.entries if name == key), None)
-            if first is not None:
+            first = container.seen.setdefault(key, at)
+            if first is not at:
                 self._faults.append(
                     Fault(at, f'duplicate key "{_printable(key)}"; it stands in line {first.line} already')
                 )
@@ -236,7 +243,7 @@ class _Builder:
                 event.start_mark, f"nested deeper than {MAX_DEPTH} levels, with aliases written out"
             )
 
-    def _alias(self, event: yaml.AliasEvent) -> Node:
+    def _alias(self, event: Any) -> Node:
         name = event.anchor
         if name not in self._anchors:
             raise _Refused(event.start_mark, f"unknown alias *{_printable(name)}")
