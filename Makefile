@@ -32,25 +32,20 @@ $(VENV)/.created: | .ci/pick-python
 	@python=$$(.ci/pick-python) || exit 1; \
 	if [ ! -x $(PY) ]; then echo "Making $(VENV) with $$python"; "$$python" -m venv $(VENV); fi
 	@$(PY) -c 'import sys; from importlib.metadata import version as v; sys.exit(int(v("pip").split(".")[0]) < 23)' \
-	|| $(PY) -m pip install -q --upgrade "pip>=23.1"
+	|| $(PY) -m pip install -qq --upgrade "pip>=23.1"
 	@touch $@
 
 # The build's own requirements go into the environment too, so that a rebuild needs no network.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py
-	@echo "Installing ckptpipe and what its tests and linters need"
+	@echo "Installing ckptpipe and what its tests, linters and benchmarks need"
 	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	>$(VENV)/build-requires.txt
-	@$(PY) -m pip install -q -r $(VENV)/build-requires.txt
-	@$(PY) -m pip install -q --no-build-isolation -e '.[test,lint]'
+	@$(PY) -m pip install -qq -r $(VENV)/build-requires.txt
+	@$(PY) -m pip install -qq --no-build-isolation -e '.[test,lint,bench]'
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.built: $(VENV)/.installed $(ENGINE)
 	@if ! $(PY) setup.py -q build_ext --inplace >$(VENV)/build.log 2>&1; then cat $(VENV)/build.log; exit 1; fi
-	@touch $@
-
-$(VENV)/.bench: $(VENV)/.installed
-	@.ci/system-packages bench
-	@$(PY) -m pip install -q --no-build-isolation -e '.[test,lint,bench]'
 	@touch $@
 
 build: $(VENV)/.built
@@ -79,7 +74,8 @@ test: lint unit
 test-gpu: build
 	@$(PY) -m pytest -m gpu $(PYTEST) || { code=$$?; [ $$code = 5 ] && echo "No test needs a GPU yet."; }
 
-bench: build $(VENV)/.bench
+bench: build
+	@.ci/system-packages test
 	@$(PY) -m bench.run
 
 clean:
