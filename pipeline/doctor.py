@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from ckptpipe.pipeline import machine
 from ckptpipe.pipeline.credential_source import find_credentials
+from ckptpipe.pipeline.version import __version__
 from ckptpipe.pyx import checksum, copy, files
 from ckptpipe.pyx.io_engine import probe
 from ckptpipe.pyx.memory import numa_nodes
@@ -80,15 +81,11 @@ async def examine(path: str | os.PathLike[str] = ".") -> DoctorReport:
 
 def _software() -> list[Finding]:
     try:
-        release = version("ckptpipe")
-    except PackageNotFoundError:
-        release = "not installed, run from its folder"
-    try:
         loop = Finding("event loop", f"uvloop {version('uvloop')}")
     except PackageNotFoundError:
         loop = Finding("event loop", "asyncio", "note", "pip install uvloop: less CPU a request")
     return [
-        Finding("version", release),
+        Finding("version", __version__),
         Finding("Python", f"{platform.python_version()} ({sys.executable})"),
         Finding("kernel", f"{platform.system()} {platform.release()} {platform.machine()}"),
         loop,

@@ -1,0 +1,149 @@
+"""From a specification to a graph: makes sources, stages and sinks and links them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptpipe.pipeline.codecs import CodecChoice, parse_compress
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.graph import Graph
+from ckptpipe.pipeline.image.layout import is_image_name
+from ckptpipe.pipeline.sinks.files import FilesSink
+from ckptpipe.pipeline.sinks.image import ImageSink
+from ckptpipe.pipeline.sources.abc import Source
+from ckptpipe.pipeline.sources.buffers import BuffersSource
+from ckptpipe.pipeline.sources.files import FilesSource
+from ckptpipe.pipeline.sources.stdin import StdinSource
+from ckptpipe.pipeline.sources.synthetic import SyntheticSource
+from ckptpipe.pipeline.spec import SOURCE, GraphSpec, SinkSpec, SourceSpec, StageSpec
+from ckptpipe.pipeline.stages.compress import CompressStage
+from ckptpipe.pipeline.stages.limit import LimitStage
+
+
+def source_spec(sources: object) -> SourceSpec:
+    """What `save` was given: a spec, a path, several paths, or {name: buffer}."""
+    if isinstance(sources, SourceSpec):
+        return sources
+    if isinstance(sources, str | os.PathLike):
+        return SourceSpec("files", {"paths": [os.fspath(sources)]})
+    if isinstance(sources, Mapping):
+        return SourceSpec("buffers", {"buffers": sources})
+    if isinstance(sources, Sequence) and not isinstance(sources, bytes | bytearray | memoryview):
+        paths = list(sources)
+        if paths == ["-"]:
+            return SourceSpec("stdin", {})
+        return SourceSpec("files", {"paths": paths})
+    raise UsageError(
+        f"a {type(sources).__name__} cannot be saved",
+        cure='pass a path, a list of paths, or {"name": buffer}',
+    )
+
+
+def make_source(spec: SourceSpec) -> Source:
+    """The source of every kind but ``image``, which needs its backend to be opened first."""
+    params = spec.params
+    if spec.kind == "files":
+        return FilesSource(params["paths"])
+    if spec.kind == "stdin":
+        return StdinSource(params.get("name", "stdin"), params.get("fd", 0))
+    if spec.kind == "synthetic":
+        return SyntheticSource(int(params["bytes"]), params.get("pattern", "random"))
+    if spec.kind == "buffers":
+        return BuffersSource(params["buffers"])
+    raise UsageError(f"source kind {spec.kind!r} is not known")
+
+
+def sink_specs(to: object, compress: str) -> tuple[tuple[StageSpec, ...], tuple[SinkSpec, ...]]:
+    """Stages and sinks of a save to one or several URLs, all compressed the same way (once)."""
+    given = [to] if isinstance(to, str | os.PathLike | SinkSpec) else list(to)  # type: ignore[call-overload]
+    if not given:
+        raise UsageError("no sink", cure="name at least one URL with --to")
+    choice = parse_compress(compress)
+    stages = (
+        (StageSpec("compress", "compress", SOURCE, {"codec": choice.name, "level": choice.level}),)
+        if choice.compresses
+        else ()
+    )
+    reads = stages[0].name if stages else SOURCE
+    sinks = tuple(
+        item if isinstance(item, SinkSpec) and item.reads != SOURCE else _reading(item, reads)
+        for item in given
+    )
+    return stages, sinks
+
+
+def _reading(item: str | os.PathLike[str] | SinkSpec, reads: str) -> SinkSpec:
+    if not isinstance(item, SinkSpec):
+        return SinkSpec(os.fspath(item), reads=reads)
+    return SinkSpec(item.url, item.name, reads, item.kind, item.policy, item.deadline, item.options)
+
+
+def link(
+    spec: GraphSpec, source: Source, context: GraphContext, *, save_id: str, image_name: str, phase: str
+) -> Graph:
+    """Link the graph of ``spec``. Nothing is opened yet."""
+    if not is_image_name(image_name):
+        raise UsageError(
+            f"{image_name!r} cannot name an image",
+            cure="take letters, digits, '.', '_' and '-', at most 128, the first a letter or digit",
+        )
+    graph = Graph(source, context, phase=phase)
+    encoders: dict[str, CompressStage | None] = {SOURCE: None}
+    for stage in in_order(spec.stages):
+        made = _make_stage(stage, context)
+        graph.add_stage(made, "" if stage.reads == SOURCE else stage.reads)
+        encoders[stage.name] = made if isinstance(made, CompressStage) else encoders[stage.reads]
+    for number, sink in enumerate(spec.sinks):
+        if sink.reads not in encoders:
+            raise UsageError(f"sink {sink.url} reads from {sink.reads!r}, which is no node of this graph")
+        name = sink.name or f"sink {number + 1}"
+        if sink.kind == "files":
+            graph.add_sink(FilesSink(sink.url, context, overwrite=spec.overwrite), _edge(sink.reads))
+            continue
+        image = ImageSink(
+            name,
+            sink.url,
+            context,
+            save_id=save_id,
+            image_name=image_name,
+            overwrite=spec.overwrite,
+            policy=sink.policy,
+            deadline=sink.deadline,
+            options=sink.options,
+            compress=encoders[sink.reads],
+        )
+        graph.add_sink(image, _edge(sink.reads))
+    return graph
+
+
+def in_order(stages: Sequence[StageSpec]) -> list[StageSpec]:
+    """Stages sorted so that each comes behind what it reads. UsageError for unknown nodes and cycles."""
+    known, rest, ordered = {SOURCE}, list(stages), list[StageSpec]()
+    while rest:
+        ready = [stage for stage in rest if stage.reads in known]
+        if not ready:
+            names = ", ".join(f"{stage.name} (reads {stage.reads})" for stage in rest)
+            raise UsageError(f"stages that read from no node, or in a circle: {names}")
+        for stage in ready:
+            ordered.append(stage)
+            known.add(stage.name)
+            rest.remove(stage)
+    return ordered
+
+
+def _edge(reads: str) -> str:
+    return "" if reads == SOURCE else reads
+
+
+def _make_stage(spec: StageSpec, context: GraphContext) -> CompressStage | LimitStage:
+    params: Mapping[str, Any] = spec.params
+    if spec.kind == "limit":
+        return LimitStage(spec.name, float(params["rate"]))
+    name, level = params["codec"], params.get("level")
+    choice = parse_compress(name if level is None else f"{name}:{level}")
+    if not choice.compresses:
+        choice = CodecChoice()
+    return CompressStage(spec.name, choice, context, sink_bytes=context.backend_context.inflight_bytes)

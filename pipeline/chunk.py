@@ -1,0 +1,94 @@
+"""The chunk: what travels through the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ckptpipe.pipeline.image.records import PlaneRecord
+from ckptpipe.pyx.staging import Lease
+
+
+@contextmanager
+def released_on_error(lease: Lease) -> Iterator[Lease]:
+    """Own ``lease`` for a block: released where the block fails, unless somebody took and released it."""
+    try:
+        yield lease
+    except BaseException:
+        if not lease.released:
+            lease.release()
+        raise
+
+
+class Chunk:
+    """One chunk of one stream, and the lease on its bytes.
+
+    ``lease[:stored_bytes]`` are the bytes as they will be stored; zeros follow up to `padded`. A zero chunk
+    has no lease. ``planes`` is empty where the stored bytes are the raw ones. Whoever holds a chunk passes it
+    on or calls `release`, once.
+    """
+
+    __slots__ = (
+        "lease",
+        "number",
+        "planes",
+        "raw_bytes",
+        "raw_crc32c",
+        "stored_bytes",
+        "stored_crc32c",
+        "stream",
+        "transform",
+    )
+
+    def __init__(
+        self, stream: int, number: int, raw_bytes: int, raw_crc32c: int, lease: Lease | None
+    ) -> None:
+        self.stream = stream
+        self.number = number
+        self.raw_bytes = raw_bytes
+        self.raw_crc32c = raw_crc32c
+        self.lease = lease
+        self.stored_bytes = raw_bytes if lease is not None else 0
+        self.stored_crc32c = raw_crc32c if lease is not None else 0
+        self.transform = 0
+        self.planes: tuple[PlaneRecord, ...] = ()
+
+    @property
+    def zero(self) -> bool:
+        return self.lease is None
+
+    def encode(
+        self,
+        lease: Lease,
+        stored_bytes: int,
+        stored_crc32c: int,
+        planes: tuple[PlaneRecord, ...],
+        transform: int = 0,
+    ) -> None:
+        """Replace the bytes by their encoded form; the old lease is released, the new one is the chunk's."""
+        if self.lease is not None:
+            self.lease.release()
+        self.lease = lease
+        self.stored_bytes = stored_bytes
+        self.stored_crc32c = stored_crc32c
+        self.planes = planes
+        self.transform = transform
+
+    def share(self) -> Chunk:
+        """The same chunk for one more branch, with a lease of its own."""
+        twin = Chunk.__new__(Chunk)
+        twin.stream = self.stream
+        twin.number = self.number
+        twin.raw_bytes = self.raw_bytes
+        twin.raw_crc32c = self.raw_crc32c
+        twin.lease = None if self.lease is None else self.lease.share()
+        twin.stored_bytes = self.stored_bytes
+        twin.stored_crc32c = self.stored_crc32c
+        twin.transform = self.transform
+        twin.planes = self.planes
+        return twin
+
+    def release(self) -> None:
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None

@@ -1,0 +1,182 @@
+"""What every node of a run shares: ring, worker pool, I/O engine, codec threads; and what the run cost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ckptpipe.pipeline.codecs.pool import CodecPool
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.result import RunFacts
+from ckptpipe.pipeline.settings import CHUNK_MAX, CHUNK_MIN, MIB, Settings
+from ckptpipe.pyx.io_engine import IoEngine, open_engine
+from ckptpipe.pyx.staging import StagingRing
+from ckptpipe.pyx.workers import WorkerPool
+from ckptpipe.storage_backends.abc import BackendContext
+from ckptpipe.storage_backends.shielded import shielded
+
+DEFAULT_RING = 256 * MIB
+RING_MIN_SLOTS = 8
+
+
+class GraphContext:
+    """Made by `graph_context`. Rings are made when first asked for, so that a run has only those it uses."""
+
+    def __init__(self, settings: Settings, io: IoEngine, workers: WorkerPool) -> None:
+        self.settings = settings
+        self.io = io
+        self.workers = workers
+        self.notes: list[str] = []
+        self._rings: list[StagingRing] = []
+        self._ring: StagingRing | None = None
+        self._codecs: CodecPool | None = None
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.settings.chunk_bytes
+
+    @property
+    def ring_bytes(self) -> int:
+        """The size that the staging ring has, or will have."""
+        return ring_bytes(self.settings, self.chunk_bytes)
+
+    @property
+    def ring(self) -> StagingRing:
+        """The staging ring that sources fill."""
+        if self._ring is None:
+            self._ring = self.make_ring(self.ring_bytes // self.chunk_bytes)
+        return self._ring
+
+    @property
+    def codecs(self) -> CodecPool:
+        if self._codecs is None:
+            self._codecs = CodecPool(codec_threads(self.settings))
+        return self._codecs
+
+    @property
+    def backend_context(self) -> BackendContext:
+        """What backends are lent. Half of the ring may wait in writers, the other half is being filled."""
+        return BackendContext(io=self.io, workers=self.workers, inflight_bytes=self.ring_bytes // 2)
+
+    def make_ring(self, slots: int, slot_bytes: int = 0) -> StagingRing:
+        """One more ring (codec output, packing), closed with the run."""
+        settings = self.settings
+        ring = StagingRing(
+            max(slots, 1),
+            slot_bytes or self.chunk_bytes,
+            huge_pages=settings.huge_pages,
+            numa_node=settings.numa_node,
+            lock=settings.lock_memory,
+        )
+        self._rings.append(ring)
+        return ring
+
+    @property
+    def all_rings_bytes(self) -> int:
+        return sum(ring.nbytes for ring in self._rings)
+
+    def describe(self, facts: RunFacts) -> None:
+        facts.ring_bytes = self.all_rings_bytes
+        facts.ring_page_bytes = self._ring.page_size if self._ring is not None else 0
+        facts.io_engine = self.io.name
+        facts.loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+        if self.io.name != self.io.requested and self.io.why:
+            facts.notes.append(f"I/O engine {self.io.name}: {self.io.why}")
+        facts.notes.extend(self.notes)
+
+    async def aclose(self) -> None:
+        await self.io.drain()
+        if self._codecs is not None:
+            await self._codecs.aclose()
+        await self.workers.aclose()
+        await self.io.aclose()
+        for ring in self._rings:
+            ring.close()
+
+
+def check_settings(settings: Settings) -> None:
+    """UsageError for sizes that cannot work."""
+    chunk = settings.chunk_bytes
+    if not CHUNK_MIN <= chunk <= CHUNK_MAX or chunk % CHUNK_MIN:
+        raise UsageError(
+            f"chunk size {chunk} is not possible",
+            cure="take a multiple of 4 KiB from 4 KiB to 64 MiB (default 8MiB)",
+        )
+    if settings.ring_bytes and settings.ring_bytes < RING_MIN_SLOTS * chunk:
+        raise UsageError(
+            f"a ring of {settings.ring_bytes} bytes holds fewer than {RING_MIN_SLOTS} chunks of {chunk} bytes",
+            cure=f"take a ring of at least {RING_MIN_SLOTS * chunk} bytes, or smaller chunks",
+        )
+
+
+def ring_bytes(settings: Settings, chunk_bytes: int) -> int:
+    """Size of the staging ring: as asked, else 256 MiB, else what eight chunks need."""
+    wanted = settings.ring_bytes or max(
+        min(DEFAULT_RING, settings.max_ring_bytes), RING_MIN_SLOTS * chunk_bytes
+    )
+    return wanted // chunk_bytes * chunk_bytes
+
+
+def codec_threads(settings: Settings) -> int:
+    return settings.codec_threads or min(len(os.sched_getaffinity(0)), 32)
+
+
+@asynccontextmanager
+async def graph_context(settings: Settings) -> AsyncIterator[GraphContext]:
+    """Open engine and workers on the running loop; everything is closed at the end, also after an error."""
+    check_settings(settings)
+    io = open_engine(settings.io_engine, depth=settings.io_depth)
+    try:
+        threads = settings.workers or min(len(os.sched_getaffinity(0)), 16)
+        context = GraphContext(settings, io, WorkerPool(threads))
+    except BaseException:
+        await shielded(io.aclose())
+        raise
+    try:
+        yield context
+    finally:
+        await shielded(context.aclose())
+
+
+class Meter:
+    """Wall time, CPU time and the peak of resident memory between its making and `read`."""
+
+    def __init__(self) -> None:
+        self._resettable = _reset_peak()
+        self._rss = _status("VmRSS")
+        self._wall = time.perf_counter()
+        self._cpu = time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._wall
+
+    def read(self, facts: RunFacts) -> None:
+        facts.seconds = self.seconds
+        facts.cpu_seconds = time.process_time() - self._cpu
+        facts.peak_rss_growth = max(0, _status("VmHWM") - self._rss)
+        if not self._resettable:
+            facts.notes.append(
+                "peak memory is that of the process's whole life: clear_refs cannot be written"
+            )
+
+
+def _reset_peak() -> bool:
+    """Set VmHWM back to the present resident size (proc_pid_clear_refs(5), value 5)."""
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+    except OSError:
+        return False
+    return True
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,146 @@
+"""What crashed and overwritten saves leave at an image's URL, and what may be taken away."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from ckptpipe.pipeline.errors import ImageCorrupt, UnsupportedImage
+from ckptpipe.pipeline.image.layout import MANIFEST_NAME, lease_name, parse_object_name
+from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest
+from ckptpipe.pipeline.result import GcItem
+from ckptpipe.storage_backends.abc import Backend, ObjectInfo, PendingUpload
+from ckptpipe.storage_backends.errors import ObjectNotFound
+
+LEASE_TTL = 900.0
+"""Seconds after its last refresh for which a lease object protects its save (refreshed every 60)."""
+
+
+@dataclass(slots=True)
+class SaveObjects:
+    """All that lies at an image's URL under one save id."""
+
+    save_id: str
+    objects: list[ObjectInfo]
+    uploads: list[PendingUpload]
+
+
+async def saves_at(backend: Backend) -> dict[str, SaveObjects]:
+    """Every save id found in object names and pending uploads; other people's objects are not looked at."""
+    found: dict[str, SaveObjects] = {}
+
+    def of(save_id: str) -> SaveObjects:
+        return found.setdefault(save_id, SaveObjects(save_id, [], []))
+
+    async for info in backend.list():
+        parsed = parse_object_name(info.name)
+        if parsed is not None and parsed.save_id:
+            of(parsed.save_id).objects.append(info)
+    for upload in await backend.pending():
+        parsed = parse_object_name(upload.name)
+        if parsed is not None and parsed.save_id:
+            of(parsed.save_id).uploads.append(upload)
+    return found
+
+
+async def remove_save(backend: Backend, save_id: str) -> int:
+    """Delete every object and upload of one save; the lease object last. Returns how many went."""
+    save = (await saves_at(backend)).get(save_id)
+    if save is None:
+        return 0
+    lease = lease_name(save_id)
+    for info in sorted(save.objects, key=lambda info: info.name == lease):
+        await backend.delete(info.name)
+    for upload in save.uploads:
+        await backend.discard(upload)
+    return len(save.objects) + len(save.uploads)
+
+
+async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list[GcItem]:
+    """Remove what no manifest names and no live lease protects, where it is older than ``older_than`` seconds.
+
+    A manifest that cannot be read protects everything beside it: it may be one of a newer format.
+    """
+    saves = await saves_at(backend)
+    temporary = [upload for upload in await backend.pending() if parse_object_name(upload.name) is None]
+    current = await _save_id_of_manifest(backend)
+    items: list[GcItem] = []
+    now = time.time()
+    for save_id, save in sorted(saves.items()):
+        if save_id == current:
+            kept = [info for info in save.objects if info.name == lease_name(save_id)]
+            save = SaveObjects(save_id, kept, save.uploads)  # a lease that outlived its commit
+        reason = "the manifest cannot be read" if current is UNREADABLE else await _live(backend, save, now)
+        items += await _take(backend, save, older_than=older_than, dry_run=dry_run, now=now, reason=reason)
+    loose = SaveObjects("", [], temporary)
+    items += await _take(backend, loose, older_than=older_than, dry_run=dry_run, now=now, reason="")
+    if not dry_run and any(item.removed for item in items):
+        await backend.remove_if_empty()
+    return items
+
+
+UNREADABLE = object()
+
+
+async def _save_id_of_manifest(backend: Backend) -> object:
+    """The save id of the image that stands, None where none does."""
+    try:
+        return save_id_of(await backend.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT))
+    except ObjectNotFound:
+        return None
+    except (ImageCorrupt, UnsupportedImage):
+        return UNREADABLE
+
+
+def save_id_of(manifest: bytes) -> str:
+    """The save id of a stored manifest; raises as `Manifest.decode` does."""
+    return Manifest.decode(manifest).save_id
+
+
+async def _live(backend: Backend, save: SaveObjects, now: float) -> str:
+    """Why the save may still be running, "" where it is not."""
+    name = lease_name(save.save_id)
+    info = next((info for info in save.objects if info.name == name), None)
+    if info is None:
+        return ""
+    age = now - info.modified
+    if age > LEASE_TTL:
+        return ""
+    holder = ""
+    try:
+        facts = json.loads(await backend.read_bytes(name, limit=1 << 16))
+        holder = f" of process {facts['pid']} on {facts['host']}"
+    except (ObjectNotFound, ValueError, KeyError, TypeError):
+        pass
+    return f"live lease{holder}, refreshed {max(0, age):.0f} s ago"
+
+
+async def _take(
+    backend: Backend, save: SaveObjects, *, older_than: float, dry_run: bool, now: float, reason: str
+) -> list[GcItem]:
+    items = []
+    newest = max(
+        [info.modified for info in save.objects] + [upload.started for upload in save.uploads], default=0.0
+    )
+    if not reason and now - newest < older_than:
+        reason = f"younger than {older_than:.0f} s"
+    lease = lease_name(save.save_id) if save.save_id else ""
+    for info in sorted(save.objects, key=lambda info: info.name == lease):
+        if not reason and not dry_run:
+            await backend.delete(info.name)
+        kind = "lease" if info.name == lease else "object"
+        items.append(
+            _item(kind, f"{backend.url}/{info.name}", info.size, now - info.modified, reason, dry_run)
+        )
+    for upload in save.uploads:
+        if not reason and not dry_run:
+            await backend.discard(upload)
+        where = f"{backend.url}/{upload.name}"
+        items.append(_item("upload", where, 0, now - upload.started, reason, dry_run))
+    return items
+
+
+def _item(kind: str, where: str, size: int, age: float, reason: str, dry_run: bool) -> GcItem:
+    removed = not reason and not dry_run
+    return GcItem(kind, where, size, age, removed, reason or ("dry run" if dry_run else ""))

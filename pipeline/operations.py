@@ -1,0 +1,261 @@
+"""What ckptpipe does, as coroutines: save, restore, verify, copy, and the care of stored images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from ckptpipe.pipeline import build
+from ckptpipe.pipeline.context import GraphContext, Meter, graph_context
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.graph import Graph, Node
+from ckptpipe.pipeline.image.entries import chunk_count
+from ckptpipe.pipeline.image.reader import ImageReader, open_image
+from ckptpipe.pipeline.image.saveid import new_save_id
+from ckptpipe.pipeline.progress import ProgressCallback
+from ckptpipe.pipeline.result import ReadResult, RunFacts, SaveResult, SinkResult
+from ckptpipe.pipeline.settings import Settings
+from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sinks.buffers import BuffersSink, names_of
+from ckptpipe.pipeline.sinks.files import FilesSink
+from ckptpipe.pipeline.sinks.image import ImageSink
+from ckptpipe.pipeline.sinks.nothing import NothingSink
+from ckptpipe.pipeline.sources.abc import Source
+from ckptpipe.pipeline.sources.image import ImageSource
+from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
+from ckptpipe.storage_backends.abc import Backend
+from ckptpipe.storage_backends.registry import open_backend
+from ckptpipe.storage_backends.shielded import shielded
+
+Options = Mapping[str, object]
+
+
+async def save(
+    sources: object,
+    *,
+    to: str | os.PathLike[str] | SinkSpec | Sequence[str | os.PathLike[str] | SinkSpec],
+    name: str = "",
+    compress: str = "none",
+    overwrite: bool = False,
+    settings: Settings | None = None,
+    progress: ProgressCallback | None = None,
+) -> SaveResult:
+    """Save ``sources`` as one image at every URL of ``to``, in one pass.
+
+    ``sources``: a path or several, {name: buffer}, ``"-"`` for standard input, or a `SourceSpec`.
+    ``name``: of the image; UTC time and a random part by default. ``compress``: ``none`` or ``zstd[:level]``.
+    Raises UsageError, SourceError, ImageExists, StorageError, or SaveFailed; nothing is left behind then.
+    """
+    stages, sinks = build.sink_specs(to, compress)
+    spec = GraphSpec(build.source_spec(sources), sinks, stages, name, overwrite)
+    result = await run_graph(spec, settings=settings, progress=progress)
+    assert isinstance(result, SaveResult)
+    return result
+
+
+async def run_graph(
+    spec: GraphSpec, *, settings: Settings | None = None, progress: ProgressCallback | None = None
+) -> SaveResult | ReadResult:
+    """Run a whole graph: a save or copy where its sinks are images, a restore where its sink is files."""
+    if not spec.sinks:
+        raise UsageError("a graph without a sink does nothing", cure="add a sink")
+    if spec.source.kind == "image":
+        return await _run_from_image(spec, settings or Settings(), progress)
+    source = build.make_source(spec.source)
+    async with graph_context(settings or Settings()) as context:
+        return await _save(spec, source, context, "save", progress)
+
+
+async def restore(
+    url: str,
+    *,
+    to: str | os.PathLike[str] | None = None,
+    buffers: Mapping[str, Any] | None = None,
+    streams: Sequence[str] | None = None,
+    expect_digest: str = "",
+    overwrite: bool = False,
+    options: Options | None = None,
+    settings: Settings | None = None,
+    progress: ProgressCallback | None = None,
+) -> ReadResult:
+    """Restore the image at ``url`` into files below ``to``, or into ``buffers`` {stream name: writable buffer}.
+
+    ``streams``: only these, by name (``files/`` and ``host/`` may be left out). ``expect_digest``: refuse any
+    other image. Files appear under their names only when all of them are whole and verified.
+    Raises ImageNotFound, ImageCorrupt and its kinds, RestoreConflict, UsageError, StorageError.
+    """
+    if (to is None) == (buffers is None):
+        raise UsageError("a restore goes to a directory or into buffers", cure="give one of to= and buffers=")
+
+    async with _reading(url, options, settings, expect_digest) as (reader, context):
+        if buffers is not None:
+            known = {name: s.name for s in reader.manifest.streams for name in names_of(s.name)}
+            streams = [known.get(name, name) for name in buffers]
+        source = ImageSource(reader, decode=True, streams=streams)
+        sink: Sink
+        if buffers is not None:
+            sink = BuffersSink(buffers, context)
+        else:
+            assert to is not None
+            sink = FilesSink(to, context, overwrite=overwrite)
+        return await _read(source, sink, context, "restore", progress)
+
+
+async def verify(
+    url: str,
+    *,
+    expect_digest: str = "",
+    options: Options | None = None,
+    settings: Settings | None = None,
+    progress: ProgressCallback | None = None,
+) -> ReadResult:
+    """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does."""
+    async with _reading(url, options, settings, expect_digest) as (reader, context):
+        source = ImageSource(reader, decode=True)
+        return await _read(source, NothingSink(), context, "verify", progress)
+
+
+async def copy(
+    url: str,
+    *,
+    to: str | os.PathLike[str] | SinkSpec | Sequence[str | os.PathLike[str] | SinkSpec],
+    name: str = "",
+    compress: str = "",
+    overwrite: bool = False,
+    options: Options | None = None,
+    settings: Settings | None = None,
+    progress: ProgressCallback | None = None,
+) -> SaveResult:
+    """Copy the image at ``url`` to other URLs, verified on the way.
+
+    ``compress`` "" keeps the stored bytes as they are; otherwise chunks are decoded and encoded anew.
+    ``name`` "" keeps the image's name. The copy is an image of its own, with its own save id and digest.
+    """
+    stages, sinks = build.sink_specs(to, compress or "none")
+    params = {"url": url, "options": dict(options or {}), "decode": bool(compress)}
+    spec = GraphSpec(SourceSpec("image", params), sinks, stages, name, overwrite)
+    result = await run_graph(spec, settings=settings, progress=progress)
+    assert isinstance(result, SaveResult)
+    return result
+
+
+@asynccontextmanager
+async def opened(
+    url: str, options: Options | None, settings: Settings | None
+) -> AsyncIterator[tuple[Backend, GraphContext]]:
+    """A backend for reading, on a context of its own."""
+    async with graph_context(settings or Settings()) as context:
+        backend = await open_backend(url, context.backend_context, options)
+        try:
+            await backend.check(writing=False)
+            yield backend, context
+        finally:
+            await shielded(backend.aclose())
+
+
+@asynccontextmanager
+async def _reading(
+    url: str, options: Options | None, settings: Settings | None, expect_digest: str = ""
+) -> AsyncIterator[tuple[ImageReader, GraphContext]]:
+    async with opened(url, options, settings) as (backend, context):
+        reader = await open_image(backend, expect_digest=expect_digest)
+        context.settings = replace(context.settings, chunk_bytes=reader.manifest.chunk_bytes)
+        yield reader, context
+
+
+async def _run_from_image(
+    spec: GraphSpec, settings: Settings, progress: ProgressCallback | None
+) -> SaveResult | ReadResult:
+    params = spec.source.params
+    async with _reading(params["url"], params.get("options"), settings) as (reader, context):
+        files = [sink for sink in spec.sinks if sink.kind == "files"]
+        decode = bool(files) or params.get("decode", any(stage.kind == "compress" for stage in spec.stages))
+        source = ImageSource(reader, decode=decode, streams=params.get("streams"))
+        if len(files) == len(spec.sinks) == 1 and not spec.stages:
+            sink = FilesSink(files[0].url, context, overwrite=spec.overwrite)
+            return await _read(source, sink, context, "restore", progress)
+        named = spec if spec.image_name else replace(spec, image_name=reader.manifest.name)
+        return await _save(named, source, context, "copy", progress)
+
+
+async def _save(
+    spec: GraphSpec, source: Source, context: GraphContext, phase: str, progress: ProgressCallback | None
+) -> SaveResult:
+    meter = Meter()
+    save_id = new_save_id()
+    name = spec.image_name or save_id
+    try:
+        await source.open(context)
+        graph = build.link(spec, source, context, save_id=save_id, image_name=name, phase=phase)
+        try:
+            await graph.run(progress)
+            sinks = [_sink_result(node) for node in graph.sinks]
+        finally:
+            await shielded(graph.aclose())
+    finally:
+        await shielded(source.aclose())
+    facts = _facts(context, meter, source)
+    step = context.chunk_bytes
+    return SaveResult(
+        name=name,
+        raw_bytes=sum(stream.nbytes for stream in source.streams),
+        streams=len(source.streams),
+        chunks=sum(chunk_count(stream.nbytes, step) for stream in source.streams),
+        zero_chunks=max(
+            (node.work.zero_chunks for node in graph.sinks if isinstance(node.work, ImageSink)), default=0
+        ),
+        sinks=sinks,
+        facts=facts,
+    )
+
+
+def _sink_result(node: Node) -> SinkResult:
+    assert isinstance(node.work, Sink)
+    result = node.work.result()
+    if node.error is not None:
+        result.ok, result.error = False, str(node.error)
+    return result
+
+
+async def _read(
+    source: ImageSource, sink: Sink, context: GraphContext, phase: str, progress: ProgressCallback | None
+) -> ReadResult:
+    meter = Meter()
+    await source.open(context)
+    graph = Graph(source, context, phase=phase)
+    graph.add_sink(sink)
+    try:
+        await graph.run(progress)
+    finally:
+        await shielded(graph.aclose())
+        await shielded(source.aclose())
+    reader = source.reader
+    report, counts = reader.backend.report(), source.counts
+    return ReadResult(
+        image_url=reader.url,
+        digest=reader.digest,
+        save_id=reader.manifest.save_id,
+        raw_bytes=sum(stream.nbytes for stream in source.streams),
+        stored_bytes=counts.stored_bytes,
+        streams=len(source.streams),
+        chunks=counts.chunks,
+        zero_chunks=counts.zero_chunks,
+        codec_backend="cpu" if counts.decoded else "",
+        engine=report.engine,
+        direct=report.direct,
+        retries=report.retries,
+        facts=_facts(context, meter, source),
+        target="" if isinstance(sink, NothingSink) else sink.url,
+        notes=[*reader.manifest.notes, *report.notes],
+    )
+
+
+def _facts(context: GraphContext, meter: Meter, source: Source) -> RunFacts:
+    facts = RunFacts(capture=source.kind)
+    meter.read(facts)
+    context.describe(facts)
+    facts.notes.extend(source.notes())
+    return facts

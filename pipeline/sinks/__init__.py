@@ -1,0 +1,1 @@
+"""Sinks: the ends of a graph's branches."""

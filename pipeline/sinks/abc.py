@@ -1,0 +1,54 @@
+"""What a sink is: the end of a branch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ckptpipe.pipeline.edge import Edge
+from ckptpipe.pipeline.result import SinkResult
+from ckptpipe.pipeline.sources.abc import Source
+
+
+class Sink(ABC):
+    """Consumes a branch's chunks. Order of calls: `check`, `begin`, `run`, then `commit` and `settle`, or `abort`.
+
+    After `run` everything is stored and durable but not visible; `commit` makes it visible in one step, and
+    `abort` still undoes it. `settle` comes when every required sink has committed: it removes what was
+    replaced. `abort` may come at any point before `settle`, is idempotent, and leaves nothing behind.
+    """
+
+    name: str
+    url: str
+    policy: str = "required"
+    deadline: float = 60.0
+    done_bytes: int = 0  # raw bytes taken so far, for progress
+
+    @abstractmethod
+    async def check(self, source: Source) -> None:
+        """Open, and find out all that can be known before a byte moves: permission, space, conflicts."""
+
+    @abstractmethod
+    async def begin(self, source: Source) -> None:
+        """The first thing that is written (a live lease object, a staging directory)."""
+
+    @abstractmethod
+    async def run(self, edge: Edge) -> None:
+        """Consume until the edge ends; returns when every byte is durable."""
+
+    async def keep_alive(self) -> None:  # noqa: B027 - most sinks have nothing to keep alive
+        """Runs beside `run` until cancelled (refreshes the live lease object)."""
+
+    @abstractmethod
+    async def commit(self) -> None: ...
+
+    @abstractmethod
+    async def settle(self) -> None: ...
+
+    @abstractmethod
+    async def abort(self) -> None: ...
+
+    @abstractmethod
+    async def aclose(self) -> None: ...
+
+    @abstractmethod
+    def result(self) -> SinkResult: ...

@@ -1,0 +1,343 @@
+"""A sink that writes streams as files below a directory: the end of a restore."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptpipe.pipeline.chunk import Chunk
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.edge import Edge
+from ckptpipe.pipeline.errors import RestoreConflict, SaveFailed
+from ckptpipe.pipeline.image.names import relative_path, unescape
+from ckptpipe.pipeline.result import SinkResult
+from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sources.abc import Source, Stream, in_parallel
+from ckptpipe.pyx.copy import data_ranges
+from ckptpipe.pyx.errors import io_error
+from ckptpipe.pyx.files import free_space, openat2, rename_noreplace
+from ckptpipe.storage_backends.errors import NoSpace
+from ckptpipe.storage_backends.quantities import format_bytes
+from ckptpipe.storage_backends.shielded import in_thread, shielded
+
+STAGING_PREFIX = ".ckptpipe-restore-"
+WRITERS = 8  # chunks written side by side
+PERMISSIONS = 0o777  # set-id and sticky bits are never restored
+
+
+@dataclass(slots=True)
+class _Target:
+    """One file being restored: under its staging name until `commit`."""
+
+    stream: Stream
+    staged: str
+    path: bytes  # below the directory
+    chunks: int
+    fd: int = -1
+    placed: bool = False
+
+
+class FilesSink(Sink):
+    """Restores streams as files below ``directory``: ``files/<path>`` at its path, others under their name.
+
+    Files are written under a staging directory inside ``directory`` and renamed to their place when all of
+    them are whole, so that a failed or killed restore leaves no half file. Nothing outside ``directory`` is
+    written whatever the names are and whatever links lie there (openat2 with RESOLVE_BENEATH and
+    RESOLVE_NO_SYMLINKS).
+    """
+
+    name = "files"
+
+    def __init__(self, directory: str | os.PathLike[str], context: GraphContext, *, overwrite: bool) -> None:
+        self.directory = Path(directory)
+        self.url = os.fspath(directory)
+        self._context = context
+        self._overwrite = overwrite
+        self._root = -1
+        self._staging = -1
+        self._staging_name = ""
+        self._made_root = False
+        self._targets: list[_Target] = []
+        self._made: list[bytes] = []
+
+    async def check(self, source: Source) -> None:
+        await in_thread(self._check, source)
+
+    def _check(self, source: Source) -> None:
+        if self.directory.exists() and not self.directory.is_dir():
+            raise RestoreConflict(f"{self.url} is not a directory", cure="name a directory with --to")
+        paths = [relative_path(stream.name) for stream in source.streams]
+        paths += [unescape(entry.path) for entry in source.tree if entry.kind == "symlink"]
+        if not self._overwrite:
+            base = os.fsencode(self.directory)
+            conflicts = [path for path in paths if os.path.lexists(os.path.join(base, path))]
+            if conflicts:
+                more = f" and {len(conflicts) - 1} more" if len(conflicts) > 1 else ""
+                raise RestoreConflict(
+                    f"{self.url} holds {os.fsdecode(conflicts[0])}{more} already",
+                    cure="restore into an empty directory, or replace files with --overwrite",
+                )
+        parent = self.directory
+        while not parent.exists():
+            parent = parent.parent
+        free, need = free_space(os.fspath(parent)), source.total_bytes or 0
+        if need > free and not any(stream.sparse for stream in source.streams):
+            raise NoSpace(
+                f"{self.url} has {format_bytes(free)} free, the restore needs {format_bytes(need)}",
+                cure="free space there or restore elsewhere",
+            )
+
+    async def begin(self, source: Source) -> None:
+        self._source = source
+        await in_thread(self._begin)
+
+    def _begin(self) -> None:
+        self._made_root = not self.directory.exists()
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._root = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise io_error(error.errno or errno.EIO, "create the directory", self.url) from error
+        _remove_stale(self._root)
+        self._staging_name = STAGING_PREFIX + secrets.token_hex(6)
+        os.mkdir(self._staging_name, 0o700, dir_fd=self._root)
+        self._staging = os.open(
+            self._staging_name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._root
+        )
+        fcntl.flock(self._staging, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        step = self._context.chunk_bytes
+        for position, stream in enumerate(self._source.streams):
+            chunks = -(-stream.nbytes // step)
+            self._targets.append(_Target(stream, str(position), relative_path(stream.name), chunks))
+
+    async def run(self, edge: Edge) -> None:
+        async def write() -> None:
+            while (chunk := await edge.get()) is not None:
+                try:
+                    await self._write(chunk)
+                finally:
+                    chunk.release()
+                self.done_bytes += chunk.raw_bytes
+
+        await in_parallel(WRITERS, write)
+        for target in self._targets:
+            if target.chunks:
+                raise SaveFailed(f"{self.url}: stream {target.stream.name} lacks {target.chunks} chunks")
+            if target.stream.nbytes == 0:
+                await self._open(target)
+                await self._close(target)
+
+    async def _write(self, chunk: Chunk) -> None:
+        target = self._targets[chunk.stream]
+        if chunk.lease is not None:
+            await self._open(target)
+            path = self._where(target)
+            start = chunk.number * self._context.chunk_bytes
+            for at, nbytes in await self._ranges(target, chunk):
+                with chunk.lease.slice(at, nbytes) as part:
+                    await self._context.io.write(target.fd, part, nbytes, start + at, path)
+        target.chunks -= 1
+        if target.chunks == 0:
+            await self._open(target)  # all zeros: not opened so far
+            await self._close(target)
+
+    async def _ranges(self, target: _Target, chunk: Chunk) -> list[tuple[int, int]]:
+        """What of the chunk is written: all of it, or, of a file that was sparse, its pages with data."""
+        if not target.stream.sparse:
+            return [(0, chunk.raw_bytes)]
+        assert chunk.lease is not None
+        with memoryview(chunk.lease) as view, view[: chunk.raw_bytes] as raw:
+            return await in_thread(data_ranges, raw, 4096)
+
+    async def _open(self, target: _Target) -> None:
+        if target.fd < 0:
+            fd = await in_thread(self._create, target, undo=os.close)
+            if target.fd < 0:
+                target.fd = fd
+            else:
+                os.close(fd)  # another chunk of the file was quicker
+
+    def _create(self, target: _Target) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(target.staged, flags, 0o600, dir_fd=self._staging)
+        except OSError as error:
+            raise io_error(error.errno or errno.EIO, "create", self._where(target)) from error
+        try:
+            os.ftruncate(fd, target.stream.nbytes)
+        except OSError as error:
+            os.close(fd)
+            raise io_error(error.errno or errno.EIO, "set the size of", self._where(target)) from error
+        return fd
+
+    async def _close(self, target: _Target) -> None:
+        await in_thread(self._finish_file, target)
+
+    def _finish_file(self, target: _Target) -> None:
+        stream, fd = target.stream, target.fd
+        target.fd = -1
+        try:
+            os.fchmod(fd, 0o600 if stream.mode is None else stream.mode & PERMISSIONS)
+            if stream.mtime_ns is not None:
+                os.utime(fd, ns=(stream.mtime_ns, stream.mtime_ns))
+        finally:
+            try:
+                os.close(fd)
+            except OSError as error:
+                raise io_error(error.errno or errno.EIO, "close", self._where(target)) from error
+
+    def _where(self, target: _Target) -> str:
+        return os.path.join(self.url, os.fsdecode(target.path))
+
+    async def commit(self) -> None:
+        await in_thread(self._commit)
+
+    def _commit(self) -> None:
+        directories = [entry for entry in self._source.tree if entry.kind == "directory"]
+        for entry in directories:
+            self._make_directories(unescape(entry.path))
+        for target in self._targets:
+            with self._parent(target.path) as (parent, name):
+                self._place(self._staging, os.fsencode(target.staged), parent, name, self._where(target))
+            target.placed = True
+            self._made.append(target.path)
+        for entry in self._source.tree:
+            if entry.kind == "symlink":
+                self._link(unescape(entry.path), unescape(entry.target))
+        for entry in sorted(directories, key=lambda entry: -entry.path.count("/")):
+            with self._parent(unescape(entry.path) + b"/.") as (directory, _):
+                os.fchmod(directory, 0o700 if entry.mode is None else entry.mode & PERMISSIONS)
+
+    def _place(self, source: int, staged: bytes, parent: int, name: bytes, where: str) -> None:
+        try:
+            if self._overwrite:
+                os.rename(staged, name, src_dir_fd=source, dst_dir_fd=parent)
+            else:
+                rename_noreplace(source, staged, parent, name)
+        except FileExistsError as error:
+            raise RestoreConflict(
+                f"{where} appeared while the restore ran", cure="restore into an empty directory"
+            ) from error
+        except OSError as error:
+            raise io_error(error.errno or errno.EIO, "rename to", where) from error
+
+    def _link(self, path: bytes, target: bytes) -> None:
+        staged = b"link"
+        with self._parent(path) as (parent, name):
+            os.symlink(target, staged, dir_fd=self._staging)
+            self._place(self._staging, staged, parent, name, os.path.join(self.url, os.fsdecode(path)))
+        self._made.append(path)
+
+    def _parent(self, path: bytes) -> _Parent:
+        head, _, name = path.rpartition(b"/")
+        if head:
+            self._make_directories(head)
+        return _Parent(self._root, head, name, self.url)
+
+    def _make_directories(self, path: bytes) -> None:
+        done = b""
+        for component in path.split(b"/"):
+            with _Parent(self._root, done, component, self.url) as (parent, name):
+                try:
+                    os.mkdir(name, 0o700, dir_fd=parent)
+                except FileExistsError:
+                    pass
+            done = os.path.join(done, component)
+
+    async def settle(self) -> None:
+        await shielded(in_thread(self._leave))
+
+    async def abort(self) -> None:
+        for target in self._targets:
+            if target.fd >= 0:
+                await self._context.io.drain(target.fd)
+                os.close(target.fd)
+                target.fd = -1
+        await shielded(in_thread(self._undo))
+
+    def _undo(self) -> None:
+        if self._root < 0:
+            return
+        if not self._overwrite:
+            for path in self._made:
+                with _Parent(self._root, path.rpartition(b"/")[0], path, self.url) as (parent, _):
+                    os.unlink(path.rpartition(b"/")[2], dir_fd=parent)
+        self._made.clear()
+        self._leave()
+        if self._made_root:
+            try:
+                os.rmdir(self.directory)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                    raise
+
+    def _leave(self) -> None:
+        if self._staging >= 0:
+            shutil.rmtree(self._staging_name, dir_fd=self._root)
+            os.close(self._staging)
+            self._staging = -1
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    async def aclose(self) -> None:
+        return
+
+    def result(self) -> SinkResult:
+        return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True, direct="off")
+
+
+class _Parent:
+    """A directory below ``root``, opened so that no symbolic link is followed and nothing above is reached."""
+
+    def __init__(self, root: int, path: bytes, name: bytes, url: str) -> None:
+        self._root, self._path, self._name, self._url = root, path, name, url
+        self._fd = -1
+
+    def __enter__(self) -> tuple[int, bytes]:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            self._fd = openat2(self._root, self._path or b".", flags)
+        except OSError as error:
+            where = os.path.join(self._url, os.fsdecode(self._path))
+            if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENOTDIR):
+                raise RestoreConflict(
+                    f"{where} is a symbolic link or no directory: nothing is written through it",
+                    cure="remove it, or restore into an empty directory",
+                ) from error
+            raise io_error(error.errno or errno.EIO, "open", where) from error
+        return self._fd, self._name
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._fd)
+
+
+def _remove_stale(root: int) -> None:
+    """Staging directories of restores that were killed: nobody holds their lock."""
+    for name in _staging_names(root):
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+        except OSError:
+            continue  # not a directory of ours, or gone meanwhile
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(name, dir_fd=root)
+        except BlockingIOError:
+            pass  # a restore that runs now
+        finally:
+            os.close(fd)
+
+
+def _staging_names(root: int) -> Iterator[str]:
+    with os.scandir(root) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith(STAGING_PREFIX)]
+    for name in names:
+        if stat.S_ISDIR(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode):
+            yield name

@@ -1,0 +1,252 @@
+"""A sink that writes an image under a storage backend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from ckptpipe.pipeline.codecs import CodecChoice
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.edge import Edge
+from ckptpipe.pipeline.errors import ImageCorrupt, ImageExists, UnsupportedImage
+from ckptpipe.pipeline.image.entries import IndexEntry, ObjectEntry, StreamEntry, Totals, Writer, chunk_count
+from ckptpipe.pipeline.image.index_builder import EncodedIndex, IndexBuilder
+from ckptpipe.pipeline.image.layout import (
+    MANIFEST_NAME,
+    encode_stripe_marker,
+    index_name,
+    lease_name,
+    stripe_name,
+)
+from ckptpipe.pipeline.image.leftovers import remove_save, save_id_of
+from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest, digest_of
+from ckptpipe.pipeline.image.packer import Packer
+from ckptpipe.pipeline.result import SinkResult
+from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sources.abc import Source
+from ckptpipe.pipeline.stages.compress import CompressStage
+from ckptpipe.pipeline.version import __version__
+from ckptpipe.storage_backends.abc import Backend
+from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound
+from ckptpipe.storage_backends.registry import open_backend
+from ckptpipe.storage_backends.shielded import shielded
+
+LEASE_REFRESH = 60.0  # seconds between refreshes of the live lease object
+
+
+class ImageSink(Sink):
+    """Stores a branch as an image at ``url``/``image_name``."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        context: GraphContext,
+        *,
+        save_id: str,
+        image_name: str,
+        overwrite: bool,
+        policy: str,
+        deadline: float,
+        options: Mapping[str, object],
+        compress: CompressStage | None = None,
+    ) -> None:
+        """``compress``: the stage in front of this sink, for manifest and result."""
+        self.name = name
+        self.url = url
+        self.policy = policy
+        self.deadline = deadline
+        self.save_id = save_id
+        self._context = context
+        self._image_name = image_name
+        self._overwrite = overwrite
+        self._options = options
+        self._compress = compress
+        self._codec = compress.choice if compress is not None else CodecChoice()
+        self._encoded: EncodedIndex | None = None
+        self._notes: list[str] = []
+        self._container: Backend | None = None
+        self._replaced = b""  # manifest of the image that is being replaced
+        self._packer: Packer | None = None
+        self._begun = False
+        self._committed = False
+        self._digest = ""
+        self._seconds = 0.0
+
+    async def check(self, source: Source) -> None:
+        container = await open_backend(self.url, self._context.backend_context, self._options)
+        self._container = container
+        self.url = container.url
+        self._image = container.child(self._image_name)
+        await self._image.check(writing=True, need_bytes=source.total_bytes or 0)
+        try:
+            stored = await self._image.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
+        except ObjectNotFound:
+            return
+        if not self._overwrite:
+            raise ImageExists(
+                f"{self._image.url} holds an image already",
+                cure="choose another --name, or replace it with --overwrite",
+            )
+        self._replaced = stored
+
+    async def begin(self, source: Source) -> None:
+        self._source = source
+        self._begun = True
+        self._started = time.time()
+        self._clock = time.perf_counter()
+        await self._refresh_lease()
+        stripes = self._image.capabilities.stripes
+        for stripe in range(stripes if stripes > 1 else 0):
+            marker = encode_stripe_marker(self.save_id, stripe, stripes)
+            await self._image.put_atomic(stripe_name(self.save_id, stripe), marker, lane=stripe)
+        self._index = IndexBuilder(self._context.chunk_bytes)
+        self._packer = Packer(
+            self._image, self.save_id, self._index, self._context.workers, self._context.make_ring
+        )
+
+    async def run(self, edge: Edge) -> None:
+        packer = self._packer
+        assert packer is not None
+        while (chunk := await edge.get()) is not None:
+            self.done_bytes += chunk.raw_bytes
+            await packer.add(chunk)
+        await packer.finish()
+        step = self._context.chunk_bytes
+        counts = [chunk_count(stream.nbytes, step) for stream in self._source.streams]
+        self._encoded = await asyncio.to_thread(self._index.encode, counts)
+        await self._image.put_atomic(index_name(self.save_id), self._encoded.stored)
+
+    async def keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_REFRESH)
+            await self._refresh_lease()
+
+    async def _refresh_lease(self) -> None:
+        facts = {
+            "save_id": self.save_id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": round(self._started, 3),
+            "refreshed": round(time.time(), 3),
+        }
+        await self._image.put_atomic(lease_name(self.save_id), _json(facts))
+
+    async def commit(self) -> None:
+        stored = await asyncio.to_thread(self._manifest)
+        self._digest = digest_of(stored)
+        try:
+            await self._image.put_atomic(MANIFEST_NAME, stored, if_absent=not self._overwrite)
+        except ObjectExists as error:
+            raise ImageExists(
+                f"{self._image.url} was written by somebody else meanwhile",
+                cure="choose another --name, or replace it with --overwrite",
+            ) from error
+        self._committed = True
+        self._seconds = time.perf_counter() - self._clock
+
+    @property
+    def zero_chunks(self) -> int:
+        return self._encoded.zero_chunks if self._encoded is not None else 0
+
+    async def settle(self) -> None:
+        await self._image.delete(lease_name(self.save_id))
+        if self._replaced:
+            try:
+                await remove_save(self._image, save_id_of(self._replaced))
+            except (ImageCorrupt, UnsupportedImage) as error:
+                self._notes.append(f"objects of the replaced image were left for gc: {error}")
+        self._begun = False
+
+    def _manifest(self) -> bytes:
+        assert self._packer is not None and self._encoded is not None
+        source, encoded, step = self._source, self._encoded, self._context.chunk_bytes
+        name = index_name(self.save_id)
+        index = IndexEntry(name, len(encoded.stored), encoded.raw_bytes, encoded.sha256, encoded.rows)
+        objects = [
+            ObjectEntry(item.name, item.lane, item.number, item.nbytes, item.crc32c)
+            for item in self._packer.objects
+        ]
+        streams = [
+            StreamEntry(s.name, s.nbytes, chunk_count(s.nbytes, step), s.kind, s.mode, s.mtime_ns, s.sparse)
+            for s in source.streams
+        ]
+        raw_bytes = sum(stream.nbytes for stream in source.streams)
+        manifest = Manifest(
+            save_id=self.save_id,
+            name=self._image_name,
+            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            writer=Writer("ckptpipe", __version__),
+            chunk_bytes=step,
+            index=index,
+            objects=tuple(objects),
+            streams=tuple(streams),
+            totals=Totals(raw_bytes, self._packer.stored_bytes, encoded.rows, encoded.zero_chunks),
+            tree=tuple(source.tree),
+            stripes=self._image.capabilities.stripes,
+            codec=_codec_facts(self._codec),
+            source=source.facts(),
+        )
+        return manifest.encode()
+
+    async def abort(self) -> None:
+        if not self._begun or self._container is None:
+            return
+        await shielded(self._abort())
+
+    async def _abort(self) -> None:
+        if self._committed and self._replaced:
+            await self._image.put_atomic(MANIFEST_NAME, self._replaced)
+        elif self._committed:
+            await self._image.delete(MANIFEST_NAME)
+        if self._packer is not None:
+            await self._packer.abort()
+        await remove_save(self._image, self.save_id)
+        await self._image.remove_if_empty()
+        self._begun = False
+
+    async def aclose(self) -> None:
+        if self._container is not None:
+            await self._container.aclose()
+
+    def result(self) -> SinkResult:
+        packer, compress = self._packer, self._compress
+        if self._container is None:  # its check failed
+            return SinkResult(url=self.url, image_url="", policy=self.policy, ok=False)
+        report = self._image.report()
+        return SinkResult(
+            url=self.url,
+            image_url=self._image.url,
+            policy=self.policy,
+            ok=self._committed,
+            digest=self._digest,
+            save_id=self.save_id,
+            stored_bytes=packer.stored_bytes if packer is not None else 0,
+            index_bytes=len(self._encoded.stored) if self._encoded is not None else 0,
+            objects=len(packer.objects) if packer is not None else 0,
+            codec=str(self._codec),
+            codec_backend="cpu" if compress is not None and compress.compressed else "",
+            chunks_compressed=compress.compressed if compress is not None else 0,
+            chunks_raw=compress.raw if compress is not None else 0,
+            engine=report.engine,
+            direct=report.direct,
+            retries=report.retries,
+            seconds=self._seconds,
+            notes=[*report.notes, *self._notes],
+        )
+
+
+def _codec_facts(choice: CodecChoice) -> dict[str, object]:
+    facts: dict[str, object] = {"name": choice.name}
+    if choice.level is not None:
+        facts["level"] = choice.level
+    return facts
+
+
+def _json(facts: Mapping[str, object]) -> bytes:
+    return json.dumps(facts, sort_keys=True).encode() + b"\n"

@@ -1,0 +1,121 @@
+"""What a source is: named streams, cut into chunks."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from ckptpipe.pipeline.chunk import Chunk
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.edge import Outlet
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.image.entries import StreamKind, TreeEntry
+from ckptpipe.pipeline.image.layout import padded
+from ckptpipe.pipeline.image.names import host_stream
+from ckptpipe.pyx.checksum import crc32c_zeros
+from ckptpipe.pyx.staging import Lease
+
+
+@dataclass(slots=True)
+class Stream:
+    """One named byte range. ``nbytes`` is final when the source has ended (stdin grows until then).
+
+    ``mode`` (permission bits), ``mtime_ns`` and ``sparse`` belong to files.
+    """
+
+    name: str
+    kind: StreamKind
+    nbytes: int = 0
+    mode: int | None = None
+    mtime_ns: int | None = None
+    sparse: bool = False
+
+
+class Source(ABC):
+    """Produces the chunks of its streams into an outlet; leases come from the context's ring.
+
+    Order of calls: `open` (checks everything that can be checked, touches no sink), `run` once, `aclose`.
+    """
+
+    kind: str
+    streams: list[Stream]
+    tree: list[TreeEntry]
+    total_bytes: int | None = None
+
+    @abstractmethod
+    async def open(self, context: GraphContext) -> None: ...
+
+    @abstractmethod
+    async def run(self, outlet: Outlet) -> None:
+        """Emit every chunk of every stream; returns early where the outlet is dropped."""
+
+    @abstractmethod
+    async def aclose(self) -> None: ...
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest's ``source``: plain facts, no secrets."""
+        return {"kind": self.kind}
+
+    def notes(self) -> list[str]:
+        """What the result should say, such as a fallback."""
+        return []
+
+
+def stream_of(name: str) -> str:
+    """The stream of a buffer or of stdin; UsageError where the name is not possible."""
+    try:
+        return host_stream(name)
+    except ValueError as error:
+        raise UsageError(
+            f"{name!r} cannot name a stream: {error}", cure="take a relative path without .."
+        ) from error
+
+
+def clear_padding(lease: Lease, nbytes: int) -> None:
+    """Zero the bytes from ``nbytes`` to the next multiple of 4096: the padding that will be stored."""
+    end = min(padded(nbytes), lease.nbytes)
+    if end > nbytes:
+        with memoryview(lease) as view:
+            view[nbytes:end] = bytes(end - nbytes)
+
+
+def zero_chunk(stream: int, number: int, nbytes: int) -> Chunk:
+    return Chunk(stream, number, nbytes, crc32c_zeros(nbytes), None)
+
+
+async def scanned_chunk(context: GraphContext, lease: Lease, stream: int, number: int, nbytes: int) -> Chunk:
+    """Checksum and zero-test ``lease[:nbytes]``; the lease goes into the chunk, or back where it is zeros.
+
+    The lease stays the caller's when this raises.
+    """
+    scan = await context.workers.scan(lease, nbytes)
+    if scan.zero:
+        lease.release()
+        return Chunk(stream, number, nbytes, scan.crc32c, None)
+    clear_padding(lease, nbytes)
+    return Chunk(stream, number, nbytes, scan.crc32c, lease)
+
+
+def fillers(context: GraphContext) -> int:
+    """How many tasks of a source fill slots side by side."""
+    return max(2, min(context.ring.slots // 2, 16))
+
+
+async def in_parallel(count: int, work: Any) -> None:
+    """Run ``count`` tasks of the coroutine function ``work``; the first error is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that matters of a group: the first that is not itself a group."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

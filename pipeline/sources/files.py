@@ -1,0 +1,340 @@
+"""Files and directories as a source: one stream a file, read straight into the staging ring."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptpipe.pipeline.chunk import released_on_error
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.edge import Outlet
+from ckptpipe.pipeline.errors import SourceChanged, SourceError, UsageError
+from ckptpipe.pipeline.image.entries import TreeEntry
+from ckptpipe.pipeline.image.names import escape, file_stream
+from ckptpipe.pipeline.sources.abc import (
+    Source,
+    Stream,
+    fillers,
+    in_parallel,
+    scanned_chunk,
+    zero_chunk,
+)
+from ckptpipe.pyx.errors import io_error
+from ckptpipe.pyx.files import dio_alignment, seek_data_ranges
+from ckptpipe.storage_backends.filesystems import cached_share
+from ckptpipe.storage_backends.shielded import in_thread
+
+DIRECT_MIN = 64 << 20  # bytes; smaller files are read through the page cache
+DIRECT_CACHED_MAX = 0.25  # a file of which more is cached is read through the cache
+
+
+@dataclass(slots=True)
+class _Found:
+    """A file as the walk saw it."""
+
+    path: str
+    stream: int
+    seen: os.stat_result
+
+
+@dataclass(slots=True)
+class _Open:
+    """A file being read. ``left``: chunks not yet emitted; ``holes``: chunk numbers known to be zeros."""
+
+    found: _Found
+    fd: int
+    direct: bool
+    chunks: int
+    left: int
+    holes: set[int] = field(default_factory=set)
+    next: int = 0
+
+
+class FilesSource(Source):
+    """``paths``: files and directories. Each regular file becomes the stream ``files/<path>``.
+
+    A single directory is saved as its contents; of several paths each keeps its own last component. Modes,
+    directories and symbolic links are kept (links inside a directory are not followed; a path that is itself
+    a link is). CRIU image directories and gVisor checkpoint directories are directories like any other.
+    A file that changes while it is read fails the save: half of a checkpoint is none.
+    """
+
+    kind = "files"
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        self.paths = [os.fspath(path) for path in paths]
+        if not self.paths:
+            raise UsageError("no path to save", cure="name at least one file or directory")
+        self.streams = []
+        self.tree = []
+        self._found: list[_Found] = []
+        self._skipped: list[str] = []
+        self._opened: list[_Open] = []
+        self._direct_files = 0
+
+    async def open(self, context: GraphContext) -> None:
+        self._context = context
+        await in_thread(self._scan)
+        self.total_bytes = sum(stream.nbytes for stream in self.streams)
+        self._work = iter(self._found)
+        self._current: _Open | None = None
+        self._lock = asyncio.Lock()
+
+    # -- the walk ------------------------------------------------------------------------------------
+
+    def _scan(self) -> None:
+        alone = len(self.paths) == 1
+        names: dict[str, str] = {}
+        for path in self.paths:
+            try:
+                seen = os.stat(path)
+            except OSError as error:
+                raise SourceError(
+                    f"{path} cannot be saved: {error.strerror}", cure="check the path and its permissions"
+                ) from error
+            if stat.S_ISDIR(seen.st_mode):
+                prefix = "" if alone else Path(path).resolve().name
+                if prefix:
+                    self._claim(names, prefix, path)
+                    self.tree.append(TreeEntry(escape(os.fsencode(prefix)), "directory", _mode(seen)))
+                self._walk(path, prefix)
+            elif stat.S_ISREG(seen.st_mode):
+                name = Path(path).name
+                self._claim(names, name, path)
+                self._add(path, name, seen)
+            else:
+                raise SourceError(
+                    f"{path} is {_kind_of(seen.st_mode)}",
+                    cure="files and directories can be saved; pipe others in with -",
+                )
+
+    def _claim(self, names: dict[str, str], name: str, path: str) -> None:
+        if name in names:
+            raise UsageError(
+                f"{names[name]} and {path} would both be called {name}",
+                cure="save them one by one, or from a common parent directory",
+            )
+        names[name] = path
+
+    def _walk(self, directory: str, prefix: str) -> None:
+        try:
+            with os.scandir(directory) as entries:
+                found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+        except OSError as error:
+            raise SourceError(
+                f"{directory} cannot be read: {error.strerror}", cure="check its permissions"
+            ) from error
+        for entry in found:
+            name = os.path.join(prefix, entry.name)
+            try:
+                seen = entry.stat(follow_symlinks=False)
+                if stat.S_ISLNK(seen.st_mode):
+                    target = escape(os.fsencode(os.readlink(entry.path)))
+                    self.tree.append(TreeEntry(escape(os.fsencode(name)), "symlink", None, target))
+                    continue
+            except OSError as error:
+                raise SourceChanged(
+                    f"{entry.path} disappeared while its directory was read: {error.strerror}",
+                    cure="save when nothing writes there",
+                ) from error
+            if stat.S_ISDIR(seen.st_mode):
+                self.tree.append(TreeEntry(escape(os.fsencode(name)), "directory", _mode(seen)))
+                self._walk(entry.path, name)
+            elif stat.S_ISREG(seen.st_mode):
+                self._add(entry.path, name, seen)
+            else:
+                self._skipped.append(f"{entry.path} is {_kind_of(seen.st_mode)}: not saved")
+
+    def _add(self, path: str, name: str, seen: os.stat_result) -> None:
+        if not os.access(path, os.R_OK):
+            raise SourceError(
+                f"{path} cannot be read: {os.strerror(errno.EACCES)}", cure="check its permissions"
+            )
+        try:
+            stream = file_stream(name)
+        except ValueError as error:
+            raise SourceError(f"{path} cannot be saved: {error}") from error
+        sparse = seen.st_blocks * 512 < seen.st_size
+        self._found.append(_Found(path, len(self.streams), seen))
+        self.streams.append(Stream(stream, "file", seen.st_size, _mode(seen), seen.st_mtime_ns, sparse))
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    async def run(self, outlet: Outlet) -> None:
+        async def fill() -> None:
+            while not outlet.dropped:
+                work = await self._next()
+                if work is None:
+                    return
+                file, number = work
+                await self._emit(file, number, outlet)
+                file.left -= 1
+                if file.left == 0:
+                    await self._close(file)
+
+        await in_parallel(fillers(self._context), fill)
+
+    async def _emit(self, file: _Open, number: int, outlet: Outlet) -> None:
+        step = self._context.chunk_bytes
+        stream, size = file.found.stream, file.found.seen.st_size
+        nbytes = min(step, size - number * step)
+        if number in file.holes:
+            await outlet.emit(zero_chunk(stream, number, nbytes))
+            return
+        # A direct read must ask for whole pages; at the end of the file the kernel answers with what there is.
+        want = -(-nbytes // 4096) * 4096 if file.direct else nbytes
+        with released_on_error(await self._context.ring.acquire()) as slot:
+            got = await self._context.io.read(file.fd, slot, want, number * step, file.found.path)
+            if got < nbytes:
+                raise SourceChanged(
+                    f"{file.found.path} shrank while it was read: "
+                    f"{number * step + got} bytes where there were {size}",
+                    cure="save when nothing writes to it",
+                )
+            chunk = await scanned_chunk(self._context, slot, stream, number, nbytes)
+        await outlet.emit(chunk)
+
+    async def _next(self) -> tuple[_Open, int] | None:
+        """The next chunk to read: of the file that is open, or of the next one."""
+        async with self._lock:
+            while self._current is None:
+                found = next(self._work, None)
+                if found is None:
+                    return None
+                file = await in_thread(self._open_file, found, undo=lambda opened: os.close(opened.fd))
+                if file.chunks == 0:
+                    self._opened.append(file)
+                    await self._close(file)
+                    continue
+                self._opened.append(file)
+                self._current = file
+            file, number = self._current, self._current.next
+            file.next += 1
+            if file.next == file.chunks:
+                self._current = None
+            return file, number
+
+    def _open_file(self, found: _Found) -> _Open:
+        try:
+            fd = os.open(found.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
+        except FileNotFoundError as error:
+            raise SourceChanged(
+                f"{found.path} disappeared before it was read", cure="save when nothing writes there"
+            ) from error
+        except OSError as error:
+            raise io_error(error.errno or errno.EIO, "open", found.path) from error
+        try:
+            self._check_unchanged(fd, found)
+            size, step = found.seen.st_size, self._context.chunk_bytes
+            chunks = -(-size // step)
+            file = _Open(found, fd, False, chunks, chunks)
+            if self.streams[found.stream].sparse:
+                file.holes = _holes(seek_data_ranges(fd, size), size, step)
+            if self._direct_pays(fd, found):
+                file.fd = _reopen_direct(fd, found.path)
+                file.direct = file.fd != fd
+                self._direct_files += file.direct
+            return file
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _direct_pays(self, fd: int, found: _Found) -> bool:
+        """Direct I/O wins on files that are not cached and loses on those that are."""
+        wanted = self._context.settings.source_direct
+        if wanted == "off":
+            return False
+        alignment = dio_alignment(fd, found.path)
+        possible = alignment is not None and max(alignment) <= 4096
+        if wanted == "on":
+            if not possible:
+                raise SourceError(
+                    f"{found.path} cannot be read with direct I/O: its file system does not offer it",
+                    cure="set source_direct to auto",
+                )
+            return True
+        size = found.seen.st_size
+        return possible and size >= DIRECT_MIN and cached_share(fd, size) <= DIRECT_CACHED_MAX
+
+    def _check_unchanged(self, fd: int, found: _Found) -> None:
+        now, seen = os.fstat(fd), found.seen
+        changes = []
+        if now.st_ino != seen.st_ino or now.st_dev != seen.st_dev:
+            changes.append("was replaced")
+        elif now.st_nlink == 0:
+            changes.append("was deleted")
+        elif now.st_size != seen.st_size:
+            verb = "shrank" if now.st_size < seen.st_size else "grew"
+            changes.append(f"{verb} from {seen.st_size} to {now.st_size} bytes")
+        elif now.st_mtime_ns != seen.st_mtime_ns:
+            changes.append("was written to")
+        if changes:
+            raise SourceChanged(
+                f"{found.path} {changes[0]} while it was saved", cure="save when nothing writes to it"
+            )
+
+    async def _close(self, file: _Open) -> None:
+        self._opened.remove(file)
+        await in_thread(self._finish, file)
+
+    def _finish(self, file: _Open) -> None:
+        try:
+            self._check_unchanged(file.fd, file.found)
+        finally:
+            os.close(file.fd)
+
+    async def aclose(self) -> None:
+        for file in self._opened:
+            await self._context.io.drain(file.fd)
+            os.close(file.fd)
+        self._opened.clear()
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": self.kind, "paths": [escape(os.fsencode(path)) for path in self.paths]}
+
+    def notes(self) -> list[str]:
+        notes = list(self._skipped)
+        if self._direct_files:
+            notes.append(f"{self._direct_files} of {len(self._found)} source files read with direct I/O")
+        return notes
+
+
+def _reopen_direct(fd: int, path: str) -> int:
+    """A descriptor of the same file with O_DIRECT, in place of ``fd``; ``fd`` itself where that is refused."""
+    try:
+        direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError:
+        return fd
+    os.close(fd)
+    return direct
+
+
+def _holes(data: Sequence[tuple[int, int]], size: int, step: int) -> set[int]:
+    """Numbers of the chunks that lie in a hole as a whole."""
+    touched = set(_touched(data, step))
+    return {number for number in range(-(-size // step)) if number not in touched}
+
+
+def _touched(data: Sequence[tuple[int, int]], step: int) -> Iterator[int]:
+    for offset, nbytes in data:
+        yield from range(offset // step, -(-(offset + nbytes) // step))
+
+
+def _mode(seen: os.stat_result) -> int:
+    return stat.S_IMODE(seen.st_mode) & 0o777
+
+
+def _kind_of(mode: int) -> str:
+    kinds = (
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISBLK, "a block device"),
+        (stat.S_ISCHR, "a character device"),
+    )
+    return next((name for test, name in kinds if test(mode)), "no regular file")

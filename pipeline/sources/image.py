@@ -1,0 +1,169 @@
+"""A stored image as a source: for restore, verify, copy and recompress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptpipe.pipeline.chunk import Chunk, released_on_error
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.edge import Outlet
+from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete
+from ckptpipe.pipeline.image.layout import padded
+from ckptpipe.pipeline.image.reader import Extent, ImageReader
+from ckptpipe.pipeline.image.records import ChunkRecord
+from ckptpipe.pipeline.sources.abc import Source, Stream, fillers, in_parallel, zero_chunk
+from ckptpipe.pyx.staging import Lease, StagingRing
+from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was read. ``stored_bytes`` without padding."""
+
+    chunks: int = 0
+    zero_chunks: int = 0
+    decoded: int = 0
+    stored_bytes: int = 0
+
+
+class ImageSource(Source):
+    """Emits the chunks of ``streams`` (positions in the manifest; None: all).
+
+    ``decode`` True: raw chunks, each verified twice (stored bytes before the decoder, raw bytes after).
+    False: the stored bytes as they are, verified, for a copy that keeps them.
+    """
+
+    kind = "image"
+
+    def __init__(self, reader: ImageReader, *, decode: bool, streams: Sequence[str] | None = None) -> None:
+        self.reader = reader
+        self.counts = Counts()
+        self._decode = decode
+        self._chosen = reader.select(streams)
+        manifest = reader.manifest
+        self.streams = [
+            Stream(s.name, s.kind, s.bytes, s.mode, s.mtime_ns, s.sparse)
+            for s in (manifest.streams[position] for position in self._chosen)
+        ]
+        whole = streams is None
+        self.tree = list(manifest.tree) if whole else []
+        self.total_bytes = sum(stream.nbytes for stream in self.streams)
+        self._position = {chosen: position for position, chosen in enumerate(self._chosen)}
+        self._stored_ring: StagingRing | None = None
+
+    async def open(self, context: GraphContext) -> None:
+        self._context = context
+
+    async def run(self, outlet: Outlet) -> None:
+        context = self._context
+        count = fillers(context)
+        work: Iterator[Extent | ChunkRecord] = self.reader.extents(self._chosen, context.chunk_bytes)
+
+        async def fill() -> None:
+            for item in work:
+                if outlet.dropped:
+                    return
+                if isinstance(item, Extent):
+                    await self._read(item, outlet)
+                else:
+                    await outlet.emit(self._zero(item))
+
+        await in_parallel(count, fill)
+
+    def _zero(self, row: ChunkRecord) -> Chunk:
+        chunk = zero_chunk(self._position[row.stream], row.number, row.raw_bytes)
+        self.counts.chunks += 1
+        self.counts.zero_chunks += 1
+        if chunk.raw_crc32c != row.raw_crc32c:
+            raise self._corrupt(row, "is marked as zeros, but its checksum is not that of zeros")
+        return chunk
+
+    async def _read(self, extent: Extent, outlet: Outlet) -> None:
+        """Read one extent and emit its chunks.
+
+        Encoded chunks are read into a ring of their own: a task that holds stored bytes then waits only for
+        slots that sinks free, never for one that another such task holds.
+        """
+        encoded = self._decode and any(row.planes for row in extent.rows)
+        ring = self._ring_of_stored() if encoded else self._context.ring
+        with await ring.acquire() as slot:
+            name = self.reader.object_name(extent.object)
+            try:
+                await self.reader.backend.read_into(name, extent.offset, extent.nbytes, slot)
+            except (ObjectNotFound, ObjectTruncated) as error:
+                raise ImageIncomplete(
+                    f"{self.reader.url}: {self._where(extent.rows[0])} cannot be read: {error.message}"
+                ) from error
+            for row in extent.rows:
+                at = row.offset - extent.offset
+                part = slot.slice(at, padded(row.stored_bytes))
+                with released_on_error(part):
+                    chunk = await self._chunk(row, part)
+                await outlet.emit(chunk)
+
+    async def _chunk(self, row: ChunkRecord, part: Lease) -> Chunk:
+        """The chunk of ``row``, whose stored bytes are ``part``; owns ``part`` when it returns."""
+        context = self._context
+        stored_crc = await context.workers.crc32c(part, row.stored_bytes)
+        if stored_crc != row.stored_crc32c:
+            raise self._corrupt(
+                row,
+                f"stored bytes have the checksum {stored_crc:08x}, the index says {row.stored_crc32c:08x}",
+            )
+        self.counts.chunks += 1
+        self.counts.stored_bytes += row.stored_bytes
+        position = self._position[row.stream]
+        chunk = Chunk(position, row.number, row.raw_bytes, row.raw_crc32c, part)
+        if not row.planes:
+            return chunk
+        if not self._decode:
+            chunk.stored_bytes = row.stored_bytes
+            chunk.stored_crc32c = row.stored_crc32c
+            chunk.planes = row.planes
+            chunk.transform = row.transform
+            return chunk
+        with released_on_error(await context.ring.acquire()) as slot:
+            try:
+                await context.codecs.decompress(row, part, slot)
+            except ValueError as error:
+                raise self._corrupt(row, f"cannot be decoded: {error}") from error
+            raw_crc = await context.workers.crc32c(slot, row.raw_bytes)
+            if raw_crc != row.raw_crc32c:
+                raise self._corrupt(
+                    row, f"decoded bytes have the checksum {raw_crc:08x}, the index says {row.raw_crc32c:08x}"
+                )
+        self.counts.decoded += 1
+        part.release()
+        return Chunk(position, row.number, row.raw_bytes, row.raw_crc32c, slot)
+
+    def _ring_of_stored(self) -> StagingRing:
+        if self._stored_ring is None:
+            self._stored_ring = self._context.make_ring(fillers(self._context))
+        return self._stored_ring
+
+    def _where(self, row: ChunkRecord) -> str:
+        stream = self.reader.manifest.streams[row.stream]
+        return (
+            f"stream {stream.name} chunk {row.number} "
+            f"({self.reader.object_name(row.object) if not row.zero else 'zeros'} offset {row.offset})"
+        )
+
+    def _corrupt(self, row: ChunkRecord, what: str) -> ImageCorrupt:
+        return ImageCorrupt(
+            f"{self.reader.url}: {self._where(row)}: {what}",
+            cure="restore from another copy of the image",
+        )
+
+    def facts(self) -> dict[str, Any]:
+        manifest = self.reader.manifest
+        return {
+            "kind": "image",
+            "digest": self.reader.digest,
+            "save_id": manifest.save_id,
+            "source": dict(manifest.source),
+        }
+
+    async def aclose(self) -> None:
+        return

@@ -1,0 +1,16 @@
+"""What a stage is: takes chunks from one edge, passes them on through an outlet."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ckptpipe.pipeline.edge import Edge, Outlet
+
+
+class Stage(ABC):
+    """Runs until its edge ends, then ends its outlet. A chunk it holds when it fails is released."""
+
+    name: str
+
+    @abstractmethod
+    async def run(self, edge: Edge, outlet: Outlet) -> None: ...
