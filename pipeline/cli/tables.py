@@ -14,6 +14,8 @@ from ckptpipe.pipeline.cli.text import clean, duration, plural
 from ckptpipe.pipeline.result import GcResult, ImageSummary, ReadResult, RunFacts, SaveResult, SinkResult
 from ckptpipe.storage_backends.quantities import format_bytes, format_rate
 
+MAX_ROWS = 100  # of one list of `ckptpipe show`
+
 
 def print_parts(parts: Sequence[RenderableType]) -> None:
     """On standard output; as wide as it needs where that is no terminal."""
@@ -135,10 +137,12 @@ def _rows(rows: list[dict[str, Any]], indent: str) -> Table:
         title = ("" if number else indent) + clean(str(column))
         numeric = all(isinstance(row.get(column), (int, float)) for row in rows)
         table.add_column(title, justify="right" if numeric else "left")
-    for row in rows:
+    for row in rows[:MAX_ROWS]:
         cells = [_scalar(str(column), row.get(column, "")) for column in columns]
         cells[0] = indent + cells[0]
         table.add_row(*map(Text, cells))
+    if len(rows) > MAX_ROWS:
+        table.add_row(Text(f"{indent}… and {len(rows) - MAX_ROWS:,} more; --json shows all"))
     return table
 
 

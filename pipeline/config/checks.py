@@ -22,6 +22,9 @@ from ckptpipe.pipeline.config.model import (
 from ckptpipe.pipeline.config.nearest import suggestion
 from ckptpipe.pipeline.config.scalars import kind_of
 from ckptpipe.pipeline.config.yaml_positions import Path
+from ckptpipe.pipeline.context import check_settings
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.settings import Settings
 
 
 def checked(located: Located) -> Config | None:
@@ -43,8 +46,27 @@ def checked(located: Located) -> Config | None:
             faulty.add(path)
             if not located.unreadable(path):
                 _blame(located, path, item)
+    _refuse_nothing(located, located.data, (), faulty)
     check_graph(located, faulty)
-    return config if not located.problems else None
+    if config is None or located.problems:
+        return None
+    try:
+        check_settings(Settings(**config.settings.model_dump()))
+    except UsageError as error:
+        located.blame(("settings",), str(error))
+        return None
+    return config
+
+
+def _refuse_nothing(located: Located, data: Any, path: Path, faulty: set[Path]) -> None:
+    """A key without a value is more often a slip than a wish for the default."""
+    items = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in items:
+        inner = (*path, key)
+        if value is None and inner not in faulty:
+            located.blame(inner, "expected a value, got nothing; leave the key out for its default")
+        elif isinstance(value, (dict, list)) and key != "options":
+            _refuse_nothing(located, value, inner, faulty)
 
 
 def _blame(located: Located, path: Path, item: Any) -> None:

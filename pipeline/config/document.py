@@ -33,7 +33,7 @@ class Located:
         for depth in range(len(path), 0, -1):
             label = self._set.get(path[:depth])
             if label is not None:
-                self._add(label, None, text)
+                self._add(label, None, message if len(path) == depth else text)
                 return
         self._add(self.file, self.position(path, key=key), text)
 
@@ -45,10 +45,6 @@ class Located:
             if path[:depth] in self._document.values:
                 return self._document.values[path[:depth]]
         return None
-
-    def written(self, path: Path) -> str:
-        """The value at ``path`` as the file writes it, variables not replaced; "" where it is no text."""
-        return self._document.texts.get(path, "")
 
     def unreadable(self, path: Path) -> bool:
         """Whether the value is in doubt because of a variable that is not set."""
@@ -72,12 +68,13 @@ class Located:
                 self._add("--set", None, "expected KEY=VALUE, like settings.chunk_bytes=16MiB")
                 continue
             label = f"--set {key}"
-            try:
-                value = read_value(value_text)
-            except ValueError:
-                value = value_text
-            if isinstance(value, dict) and not value_text.lstrip().startswith("{"):
-                value = value_text  # "a: b" without braces is meant as text
+            value: Any = value_text  # every field reads text, so that no shell quotes are needed
+            if value_text.lstrip().startswith(("[", "{")):
+                try:
+                    value = read_value(value_text)
+                except ValueError as error:
+                    self._add(label, None, str(error))
+                    continue
             self._assign(tuple(key.strip().split(".")), value, label)
 
     def _assign(self, names: tuple[str, ...], value: Any, label: str) -> None:
@@ -125,7 +122,6 @@ class Located:
     def _forget(self, path: Path) -> None:
         """What stood there before is no longer what a message should quote."""
         stores: tuple[Mapping[Path, Any], ...] = (
-            self._document.texts,
             self._document.variables,
             self._document.keys,
             self._document.values,

@@ -78,8 +78,6 @@ class _Checker:
         for key, owner in _SOURCE_EXTRAS.items():
             if key in source and len(kinds) == 1 and kinds[0] != owner:
                 self._located.blame((*path, key), f"{key} belongs to a source of kind {owner}", key=True)
-        for kind in SOURCE_KINDS:
-            self._not_null((*path, kind), source)
         if kinds == ["image"] and self._readable((*path, "image"), source):
             self._url((*path, "image"), source["image"])
             self._options((*path, "options"), source["image"], source.get("options"))
@@ -100,8 +98,6 @@ class _Checker:
                 nodes[name] = _Node(name, path, {}, "")
                 continue
             given = [action for action in node if action in actions]
-            for action in actions:
-                self._not_null((*path, action), node)
             if not given:
                 self._located.blame(path, f"give one of {' and '.join(actions)}")
             elif len(given) > 1:
@@ -214,7 +210,7 @@ class _Checker:
                 else:
                     self._restore(node, url, stages)
                 place = _place(url)
-                if place in seen:
+                if place in seen and not place.startswith("null:"):
                     self._located.blame(
                         path,
                         f"{_title(seen[place])} writes to the same place; two sinks cannot write one image",
@@ -246,11 +242,6 @@ class _Checker:
             self._located.blame(
                 path, f"a restore needs the chunks as they were, and {_title(packed)} compresses them"
             )
-
-    def _not_null(self, path: Path, data: Mapping[str, Any]) -> None:
-        key = str(path[-1])
-        if key in data and data[key] is None:
-            self._located.blame(path, "expected a value, got nothing")
 
     def _readable(self, path: Path, data: Mapping[str, Any]) -> bool:
         """Whether the text at ``path`` is there and not known to be wrong."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from ckptpipe.pipeline.config.scalars import (
+    ChunkSize,
     Codec,
     Duration,
     Flag,
@@ -110,7 +111,7 @@ class Sink(ListedSink):
 class RunSettings(_Model):
     """Settings of the run; every default is right for most machines."""
 
-    chunk_bytes: Size = Field(
+    chunk_bytes: ChunkSize = Field(
         8 * MIB,
         description=f"Size of a chunk and of a slot: {CHUNK_MIN >> 10}KiB to {CHUNK_MAX >> 20}MiB, in steps of 4KiB",
     )

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from ckptpipe.pipeline.codecs.choice import CodecChoice, parse_compress
 from ckptpipe.pipeline.config.nearest import suggestion
 from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.settings import CHUNK_MAX, CHUNK_MIN
 from ckptpipe.storage_backends.quantities import parse_bytes, parse_rate
 
 VARIABLE: dict[str, Any] = {"type": "string", "pattern": r"\$\{"}
@@ -100,6 +101,17 @@ def _integer(value: int | str) -> int:
     if isinstance(value, str) and not re.fullmatch(r"\s*[-+]?[0-9]{1,18}\s*", value):
         raise ValueError("expected a whole number")
     return int(value)
+
+
+def _chunk(value: int | str) -> int:
+    nbytes = parse_bytes(value)
+    if not CHUNK_MIN <= nbytes <= CHUNK_MAX or nbytes % CHUNK_MIN:
+        raise ValueError("expected a size from 4KiB to 64MiB in steps of 4KiB")
+    return nbytes
+
+
+def _optional_image_name(value: str) -> str:
+    return check_image_name(value) if value else ""
 
 
 def _flag(value: bool | str) -> bool:
@@ -193,11 +205,23 @@ Texts = Annotated[
         }
     ),
 ]
-Flag = Annotated[bool, _reader(_flag, (bool, str), "true or false"), _schema({"type": "boolean"})]
+Flag = Annotated[
+    bool,
+    _reader(_flag, (bool, str), "true or false"),
+    _schema({"type": "boolean"}, {"enum": [*_FLAGS]}),
+]
 Size = Annotated[
     int,
     _reader(parse_bytes, (int, str), "a size like 4MiB"),
     _schema({"type": "integer", "minimum": 0}, _schema_text(SIZE)),
+]
+ChunkSize = Annotated[
+    int,
+    _reader(_chunk, (int, str), "a size like 8MiB"),
+    _schema(
+        {"type": "integer", "minimum": CHUNK_MIN, "maximum": CHUNK_MAX, "multipleOf": CHUNK_MIN},
+        _schema_text(SIZE),
+    ),
 ]
 Rate = Annotated[
     int,
@@ -216,8 +240,8 @@ Codec = Annotated[
 ]
 ImageName = Annotated[
     str,
-    _reader(check_image_name, (str,), "text (put it in quotes)"),
-    _schema(_schema_text(f"^{IMAGE_NAME}$")),
+    _reader(_optional_image_name, (str,), "text (put it in quotes)"),
+    _schema(_schema_text(f"^({IMAGE_NAME})?$")),
 ]
 NodeName = Annotated[
     str, _reader(_text, (str,), "the name of a node"), _schema(_schema_text(f"^{NODE_NAME}$"))

@@ -69,13 +69,11 @@ Node = Scalar | Sequence | Mapping
 
 @dataclass(slots=True)
 class Document:
-    """``data``: plain dicts, lists and scalars. ``values``, ``keys``: positions by path. ``texts``: every
-    scalar as it was written, so that a message can quote it without the content of a variable."""
+    """``data``: plain dicts, lists and scalars. ``values``, ``keys``: positions by path."""
 
     data: Any = None
     values: dict[Path, Position] = field(default_factory=dict)
     keys: dict[Path, Position] = field(default_factory=dict)
-    texts: dict[Path, str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     variables: dict[Path, str] = field(default_factory=dict)  # values that came out of ``${…}``
 
@@ -133,7 +131,7 @@ def unmasked(text: str) -> str:
 
 
 def read_value(text: str) -> Any:
-    """One value as ``--set key=value`` gives it: YAML's flow form, else the text itself. ValueError."""
+    """One value in YAML's flow form, as in ``--set key=[a,b]``. ValueError."""
     document = read(text, None)
     if document.faults:
         raise ValueError(document.faults[0].message)
@@ -274,7 +272,6 @@ class _Plain:
 
     def _scalar(self, node: Scalar, path: Path) -> Any:
         text = node.value
-        self._document.texts[path] = text
         if self._environment is not None and "$" in text:
             try:
                 expansion: Expansion = expand(text, self._environment)
