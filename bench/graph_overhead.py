@@ -25,7 +25,6 @@ TARGET_MICROSECONDS = 20.0
 def graph(chunk_bytes: int, chunks: int, io_engine: str = "auto") -> Work:
     """``chunks`` chunks from the synthetic source to null:."""
     import ckptpipe
-    from ckptpipe.pipeline.loop import run
     from ckptpipe.pipeline.settings import Settings
     from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
 
@@ -36,7 +35,7 @@ def graph(chunk_bytes: int, chunks: int, io_engine: str = "auto") -> Work:
     settings = Settings(chunk_bytes=chunk_bytes, io_engine=io_engine)  # type: ignore[arg-type]
 
     def work() -> Mapping[str, Any]:
-        result = run(lambda: ckptpipe.run_graph(spec, settings=settings))
+        result = ckptpipe.run_graph_blocking(spec, settings=settings)
         if result.chunks != chunks:
             raise RuntimeError(f"{result.chunks} chunks came through, not {chunks}")
         return {"loop": result.facts.loop, "ring_bytes": result.facts.ring_bytes}

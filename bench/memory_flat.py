@@ -25,7 +25,6 @@ ALLOWED_OVER_RINGS = 64 * MIB
 def save(nbytes: int, url: str, rate: int) -> Work:
     """``nbytes`` of the synthetic source to ``url``, at ``rate`` bytes a second (0: as fast as it goes)."""
     import ckptpipe
-    from ckptpipe.pipeline.loop import run
     from ckptpipe.pipeline.spec import SOURCE, GraphSpec, SinkSpec, SourceSpec, StageSpec
 
     stages = (StageSpec("slow", "limit", SOURCE, {"rate": rate}),) if rate else ()
@@ -37,7 +36,7 @@ def save(nbytes: int, url: str, rate: int) -> Work:
     )
 
     def work() -> Mapping[str, Any]:
-        facts = run(lambda: ckptpipe.run_graph(spec)).facts
+        facts = ckptpipe.run_graph_blocking(spec).facts
         return {"growth": facts.peak_rss_growth, "ring": facts.ring_bytes, "engine": facts.io_engine}
 
     return work

@@ -29,7 +29,6 @@ MIB = 1 << 20
 
 def save(source: str, target: str, chunk_bytes: int, depth: int) -> Work:
     import ckptpipe
-    from ckptpipe.pipeline.loop import run
     from ckptpipe.pipeline.settings import Settings
     from ckptpipe.pipeline.spec import SinkSpec
 
@@ -37,7 +36,7 @@ def save(source: str, target: str, chunk_bytes: int, depth: int) -> Work:
     sink = SinkSpec(f"nvme:{target}", name="image")
 
     def work() -> Mapping[str, Any]:
-        result = run(lambda: ckptpipe.save(source, to=sink, name="image", settings=settings))
+        result = ckptpipe.save_blocking(source, to=sink, name="image", settings=settings)
         only = result.sinks[0]
         return {"bytes": result.raw_bytes, "engine": only.engine, "direct": only.direct}
 
@@ -46,13 +45,12 @@ def save(source: str, target: str, chunk_bytes: int, depth: int) -> Work:
 
 def verify(target: str, depth: int) -> Work:
     import ckptpipe
-    from ckptpipe.pipeline.loop import run
     from ckptpipe.pipeline.settings import Settings
 
     settings = Settings(io_depth=depth)
 
     def work() -> Mapping[str, Any]:
-        result = run(lambda: ckptpipe.verify(f"nvme:{target}/image", settings=settings))
+        result = ckptpipe.verify_blocking(f"nvme:{target}/image", settings=settings)
         return {"bytes": result.raw_bytes, "engine": result.engine, "direct": result.direct}
 
     return work

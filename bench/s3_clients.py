@@ -25,10 +25,9 @@ class _Discard:
 
 def ckptpipe_put(source: str, bucket: str) -> Work:
     import ckptpipe
-    from ckptpipe.pipeline.loop import run
 
     def work() -> Mapping[str, Any]:
-        result = run(lambda: ckptpipe.save(source, to=f"s3://{bucket}/ckptpipe", name="image"))
+        result = ckptpipe.save_blocking(source, to=f"s3://{bucket}/ckptpipe", name="image")
         return {"bytes": result.raw_bytes, "retries": result.sinks[0].retries}
 
     return work
@@ -36,15 +35,11 @@ def ckptpipe_put(source: str, bucket: str) -> Work:
 
 def ckptpipe_get(target: str, bucket: str) -> Work:
     import ckptpipe
-    from ckptpipe.pipeline.loop import run
 
     url = f"s3://{bucket}/ckptpipe/image"
 
     def work() -> Mapping[str, Any]:
-        if target:
-            result = run(lambda: ckptpipe.restore(url, to=target))
-        else:
-            result = run(lambda: ckptpipe.verify(url))
+        result = ckptpipe.restore_blocking(url, to=target) if target else ckptpipe.verify_blocking(url)
         return {"bytes": result.raw_bytes, "retries": result.retries}
 
     return work
