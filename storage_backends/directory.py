@@ -271,13 +271,46 @@ class Directory:
                 raise
             _sync(folder)
 
+    def write_in_place(self, name: str, data: bytes, *, if_absent: bool) -> None:
+        """For mounts that cannot rename. An object that was made here is removed again when that fails."""
+        made = False
+        with explained("store", self.where(name)), self._at(name, make=True) as (folder, leaf):
+            flags = os.O_WRONLY | os.O_CREAT | _OPEN
+            try:
+                descriptor = os.open(leaf, flags | os.O_EXCL, FILE_MODE, dir_fd=folder)
+                made = True
+            except FileExistsError:
+                if if_absent:
+                    raise
+                descriptor = os.open(leaf, flags | os.O_TRUNC, FILE_MODE, dir_fd=folder)
+            try:
+                try:
+                    _set_mode(descriptor, FILE_MODE)
+                    _write_all(descriptor, data)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)  # some report only here what failed
+            except BaseException:
+                if made:
+                    with suppress(OSError):
+                        os.unlink(leaf, dir_fd=folder)
+                raise
+            _sync(folder)
+
     # Parts.
 
     @contextmanager
     def _at(self, name: str, leaf: str = "", *, make: bool = False) -> Iterator[tuple[int, str]]:
         """The descriptor of the directory that ``name`` lies in, and its last component."""
         *folders, last = name.split("/")
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if not make:
+                raise
+            raise StoreNotFound(
+                f"{self.path}: no such directory", cure="is it mounted, and spelled right?"
+            ) from None
         try:
             for part in folders:
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -49,8 +49,9 @@ class FileWriter(ExtentWriter):
         reserve: int,
         size_hint: int = 0,
         forced: bool = False,
+        max_pending: int = 0,
     ) -> None:
-        super().__init__(name, state.budget, on_close=state.writers.discard)
+        super().__init__(name, state.budget, max_pending=max_pending, on_close=state.writers.discard)
         self._directory = directory
         self._path = directory.where(name)
         self._file = file
