@@ -70,7 +70,7 @@ def implementations():
 def select(str name):
     """Use one of `implementations`, "" for the fastest; holds for this module only."""
     if ck_crc32c_select(name.encode()) != 0:
-        raise ValueError(f"no CRC32C implementation {name!r} on this CPU: it has {', '.join(implementations())}")
+        raise ValueError(f"no CRC32C implementation {name!r} on this CPU, which has {implementations()}")
 
 
 select(os.environ.get("CKPTPIPE_CRC32C", ""))

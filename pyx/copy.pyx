@@ -19,8 +19,8 @@ cdef extern from "copy.h" nogil:
     void ck_copy(void* destination, const void* source, size_t nbytes)
     int ck_is_zero(const void* data, size_t nbytes)
     uint32_t ck_pass(void* destination, const void* source, size_t nbytes, uint32_t value, int* zero)
-    int ck_next_data(const unsigned char* data, size_t nbytes, size_t granularity, size_t offset, size_t* start,
-                     size_t* end)
+    int ck_next_data(const unsigned char* data, size_t nbytes, size_t granularity, size_t offset,
+                     size_t* start, size_t* end)
     int ck_copy_select(const char* name)
     const char* ck_copy_name()
     const char* ck_copy_available(int i)
@@ -134,7 +134,7 @@ def implementations():
 def select(str name):
     """Use one of `implementations`, "" for the widest; holds for this module only."""
     if ck_copy_select(name.encode()) != 0:
-        raise ValueError(f"no copy implementation {name!r} on this CPU: it has {', '.join(implementations())}")
+        raise ValueError(f"no copy implementation {name!r} on this CPU, which has {implementations()}")
 
 
 select(os.environ.get("CKPTPIPE_COPY", ""))

@@ -46,10 +46,10 @@ class MappingError(CkptpipeError):
 cdef class Mapping:
     """``nbytes`` of private anonymous memory, zeroed, prefaulted, aligned to its page size.
 
-    ``huge_pages``: ``thp`` (``auto`` means it) asks for transparent huge pages, ``hugetlb`` for reserved 2 MiB
-    pages, ``off`` for base pages. Where huge pages are not to be had the mapping falls back (hugetlb, thp,
-    off) and ``why`` says the reason; ``require_huge_pages=True`` raises MappingError instead. What was got is
-    read back from the kernel: ``huge_pages``, ``page_size``, ``huge_bytes``.
+    ``huge_pages``: ``thp`` (``auto`` means it) asks for transparent huge pages, ``hugetlb`` for reserved
+    2 MiB pages, ``off`` for base pages. Where huge pages are not to be had the mapping falls back (hugetlb,
+    thp, off) and ``why`` says the reason; ``require_huge_pages=True`` raises MappingError instead. What was
+    got is read back from the kernel: ``huge_pages``, ``page_size``, ``huge_bytes``.
 
     ``numa_node`` binds strictly to that node; None prefers the caller's node on machines that have several.
     ``lock=True`` locks the pages into memory (mlock), or raises MappingError and leaves nothing behind.
@@ -127,7 +127,8 @@ cdef class Mapping:
         if error:
             raise MappingError(f"cannot map {self.nbytes} bytes", error,
                                cure="make the ring smaller, or raise the limit on memory (ulimit -v, cgroup)")
-        if huge and madvise(self.raw.address, self.raw.nbytes, MADV_HUGEPAGE if thp else MADV_NOHUGEPAGE) and thp:
+        cdef int advice = MADV_HUGEPAGE if thp else MADV_NOHUGEPAGE
+        if huge and madvise(self.raw.address, self.raw.nbytes, advice) and thp:
             thp, reason = False, f"thp: madvise: {os.strerror(c_errno)}"
         self._advise()
         try:
@@ -146,9 +147,12 @@ cdef class Mapping:
 
     def _measure(self, bint thp, Py_ssize_t huge, reason):
         """Ask the kernel what the pages really are."""
-        self.huge_bytes = anonymous_huge_bytes(<size_t>self.raw.address, self.raw.nbytes)
+        found = anonymous_huge_bytes(<size_t>self.raw.address, self.raw.nbytes)
+        self.huge_bytes = found or 0
         cdef Py_ssize_t whole = (<Py_ssize_t>self.raw.nbytes) // huge * huge if huge else 0
-        if thp and self.huge_bytes < whole:
+        if thp and found is None:
+            reason = "thp: /proc/self/smaps cannot be read, so what the kernel gave is not known"
+        elif thp and self.huge_bytes < whole:
             reason = (f"thp: the kernel gave huge pages for {self.huge_bytes} of {whole} bytes "
                       "(/sys/kernel/mm/transparent_hugepage/enabled, fragmentation)")
         self.huge_pages = "thp" if self.huge_bytes else "off"
@@ -199,7 +203,8 @@ cdef class Mapping:
         ck_mapping_close(&self.raw)  # unmapping unlocks what was locked before it failed
         soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         raise MappingError(
-            f"cannot lock {wanted} bytes into memory: mlock (RLIMIT_MEMLOCK is {_limit(soft)}, hard {_limit(hard)})",
+            f"cannot lock {wanted} bytes into memory "
+            f"(RLIMIT_MEMLOCK is {_limit(soft)}, hard {_limit(hard)}): mlock",
             error,
             cure="raise RLIMIT_MEMLOCK (ulimit -l, LimitMEMLOCK= in systemd, --ulimit memlock=-1 in docker) "
                  "or turn locking off",
@@ -312,13 +317,16 @@ def numa_nodes():
 
 
 def anonymous_huge_bytes(size_t address, size_t nbytes):
-    """Bytes of ``[address, address + nbytes)`` that lie in transparent huge pages (smaps AnonHugePages)."""
+    """Bytes of ``[address, address + nbytes)`` in transparent huge pages (AnonHugePages of smaps).
+
+    None where smaps cannot be read (no /proc, or a process that gave up its user id without exec).
+    """
     cdef size_t total = 0
     inside = False
     try:
         file = open("/proc/self/smaps", "rb")
-    except FileNotFoundError:
-        return 0
+    except (FileNotFoundError, PermissionError):
+        return None
     with file:
         for line in file:
             word = line.split(None, 1)[0]

@@ -249,8 +249,8 @@ cdef class Waiter:
 cdef class StagingRing:
     """``slots`` buffers of ``slot_bytes`` in one page-aligned, prefaulted mapping.
 
-    ``slot_bytes``: a multiple of 4096. The other arguments are those of `memory.Mapping`; what was got is
-    in ``huge_pages``, ``page_size``, ``why``, ``numa_node``, ``locked``. Tasks of several loops and threads may
+    ``slot_bytes``: a multiple of 4096. The other arguments are those of `memory.Mapping`; what was got is in
+    ``huge_pages``, ``page_size``, ``why``, ``numa_node``, ``locked``. Tasks of several loops and threads may
     share a ring: it is guarded by the GIL.
     """
 
@@ -258,8 +258,8 @@ cdef class StagingRing:
         self.stack = NULL
         self.base = NULL
 
-    def __init__(self, Py_ssize_t slots, Py_ssize_t slot_bytes=8 << 20, *, str huge_pages="auto", numa_node=None,
-                 bint lock=False, int prefault_threads=0, bint require_huge_pages=False):
+    def __init__(self, Py_ssize_t slots, Py_ssize_t slot_bytes=8 << 20, *, str huge_pages="auto",
+                 numa_node=None, bint lock=False, int prefault_threads=0, bint require_huge_pages=False):
         if self.stack != NULL:
             raise RuntimeError("StagingRing is initialised already")
         if slots < 1:
@@ -342,12 +342,17 @@ cdef class StagingRing:
         return self.base == NULL
 
     cdef Lease take(self, Py_ssize_t slot):
-        cdef Region region = Region.__new__(Region)
-        region.ring = self
-        region.slot = slot
-        region.base = self.base + slot * self.each
-        region.size = self.each
-        return first_lease(region)
+        cdef Region region
+        try:
+            region = Region.__new__(Region)
+            region.ring = self
+            region.slot = slot
+            region.base = self.base + slot * self.each
+            region.size = self.each
+            return first_lease(region)
+        except MemoryError:
+            self.give_back(slot)
+            raise
 
     cdef void give_back(self, Py_ssize_t slot) noexcept:
         """Hand the slot to the task that waits longest, or put it with the free ones."""
@@ -419,7 +424,8 @@ cdef class StagingRing:
     def __repr__(self):
         if self.base == NULL:
             return "<StagingRing closed>"
-        return f"<StagingRing {self.count} slots of {self.each} bytes, {self.nfree} free, {len(self.waiters)} waiting>"
+        state = f"{self.nfree} free, {len(self.waiters)} waiting"
+        return f"<StagingRing {self.count} slots of {self.each} bytes, {state}>"
 
 
 def lease_buffer(obj, *, on_release=None):

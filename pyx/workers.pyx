@@ -12,7 +12,6 @@ from collections import namedtuple
 
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, malloc
 from posix.unistd cimport getpid
 
@@ -40,7 +39,7 @@ Scan.__doc__ = "CRC32C of a range, and whether all its bytes are zero."
 @cython.freelist(64)
 @cython.no_gc_clear
 cdef class Job:
-    """A job in flight. It holds its leases, and the pool's C side a reference to it, until it is reaped."""
+    """A job in flight: holds its leases, and the pool's C side holds it, until it is reaped."""
 
     cdef object result(self):
         if self.raw.kind == CK_JOB_CRC:
@@ -57,8 +56,8 @@ cdef class WorkerPool:
     """Threads that copy, test for zeros and checksum; made inside the running loop that it reports to.
 
     Each method queues one job and returns a future of that loop; the job holds its ranges until it has run,
-    also when the future is cancelled. Ranges of at most 32 KiB are done at once, on the loop's thread. A large
-    range is cut over the threads that are idle.
+    also when the future is cancelled. Ranges of at most 32 KiB are done at once, on the loop's thread. A
+    large range is cut over the threads that are idle.
 
     ``threads``: 0 for one a usable CPU. ``cpus``: pin the threads to these in turn.
     """
@@ -95,8 +94,10 @@ cdef class WorkerPool:
             free(numbers)
         if error:
             self.pool = NULL
-            raise CkptpipeError(f"cannot start {threads} worker threads: {os.strerror(error)}",
-                                cure="raise the limits on processes and files (ulimit -u, ulimit -n, pids cgroup)")
+            raise CkptpipeError(
+                f"cannot start {threads} worker threads: {os.strerror(error)}",
+                cure="raise the limits on processes and files (ulimit -u, ulimit -n, pids cgroup)",
+            )
         self.loop = loop
         self.nthreads = threads
         self.eventfd = ck_pool_eventfd(self.pool)
@@ -198,7 +199,7 @@ cdef class WorkerPool:
         return 0
 
     async def aclose(self):
-        """Wait for queued jobs, join the threads, close the eventfd; idempotent, and finishes when cancelled."""
+        """Wait for queued jobs, join the threads, close the eventfd. Idempotent; finishes when cancelled."""
         self.closing = True
         cancelled = None
         while self.running:
@@ -245,7 +246,8 @@ cdef class WorkerPool:
     def __del__(self):
         if self.pool != NULL:
             if getpid() == self.owner_pid:
-                warnings.warn(f"a WorkerPool of {self.nthreads} threads was not closed", ResourceWarning, source=self)
+                warnings.warn(f"a WorkerPool of {self.nthreads} threads was not closed", ResourceWarning,
+                              source=self)
             self.stop()
 
     def __repr__(self):

@@ -11,7 +11,12 @@ static inline uint64_t load64(const unsigned char *data) {
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #include <immintrin.h>
-#define STEP_TARGET __attribute__((target("sse4.2")))
+#if defined(__clang__)
+#define STEP_FEATURES "sse4.2,crc32"
+#else
+#define STEP_FEATURES "sse4.2" /* GCC: holds crc32 */
+#endif
+#define STEP_TARGET __attribute__((target(STEP_FEATURES)))
 #define STEP8(state, word) ((uint32_t)_mm_crc32_u64((state), (word)))
 #define STEP1(state, byte) _mm_crc32_u8((state), (byte))
 #define STEP_NAME "sse4.2-3way"
@@ -76,7 +81,7 @@ STEP_TARGET static uint32_t run_three_way(uint32_t state, const unsigned char *d
    2009). A 16-byte lane is L * x^64 + H with L its low quadword (bit 0 of a quadword is its highest power). To
    move it D bits on: L * x^(D+64) + H * x^D. A product of two reflected quadwords comes out multiplied by x,
    so the constants are x^(D+63) and x^(D-1), in the upper half of a quadword. */
-#define FOLD_TARGET __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
+#define FOLD_TARGET __attribute__((target("avx512f,vpclmulqdq,pclmul," STEP_FEATURES)))
 
 enum { FOLD_2048, FOLD_512, FOLD_384, FOLD_256, FOLD_128, FOLDS };
 static const unsigned fold_bits[FOLDS] = {2048, 512, 384, 256, 128};
