@@ -19,6 +19,7 @@ from ckptpipe.storage_backends.abc import BackendContext
 from ckptpipe.storage_backends.shielded import shielded
 
 DEFAULT_RING = 256 * MIB
+SMALL_RING = 64 * MIB  # holds a part of the store with room to spare, and costs little to prefault
 RING_MIN_SLOTS = 8
 
 
@@ -33,15 +34,20 @@ class GraphContext:
         self._rings: list[StagingRing] = []
         self._ring: StagingRing | None = None
         self._codecs: CodecPool | None = None
+        self._most = 0
 
     @property
     def chunk_bytes(self) -> int:
         return self.settings.chunk_bytes
 
+    def expect(self, chunks: int) -> None:
+        """The source has ``chunks`` chunks: the ring need not be larger than they are, nor under `SMALL_RING`."""
+        self._most = max(chunks * self.chunk_bytes, SMALL_RING)
+
     @property
     def ring_bytes(self) -> int:
         """The size that the staging ring has, or will have."""
-        return ring_bytes(self.settings, self.chunk_bytes)
+        return ring_bytes(self.settings, self.chunk_bytes, self._most)
 
     @property
     def ring(self) -> StagingRing:
@@ -112,11 +118,10 @@ def check_settings(settings: Settings) -> None:
         )
 
 
-def ring_bytes(settings: Settings, chunk_bytes: int) -> int:
-    """Size of the staging ring: as asked, else 256 MiB, else what eight chunks need."""
-    wanted = settings.ring_bytes or max(
-        min(DEFAULT_RING, settings.max_ring_bytes), RING_MIN_SLOTS * chunk_bytes
-    )
+def ring_bytes(settings: Settings, chunk_bytes: int, most: int = 0) -> int:
+    """Size of the staging ring: as asked, else 256 MiB (``most`` where that is less), at least eight chunks."""
+    usual = min(DEFAULT_RING, settings.max_ring_bytes, most or DEFAULT_RING)
+    wanted = settings.ring_bytes or max(usual, RING_MIN_SLOTS * chunk_bytes)
     return wanted // chunk_bytes * chunk_bytes
 
 

@@ -188,7 +188,7 @@ async def _save(
     save_id = new_save_id()
     name = spec.image_name or save_id
     try:
-        await source.open(context)
+        await _open(source, context)
         graph = build.link(spec, source, context, save_id=save_id, image_name=name, phase=phase)
         try:
             await graph.run(progress)
@@ -198,18 +198,27 @@ async def _save(
     finally:
         await shielded(source.aclose())
     facts = _facts(context, meter, source)
-    step = context.chunk_bytes
     return SaveResult(
         name=name,
         raw_bytes=sum(stream.nbytes for stream in source.streams),
         streams=len(source.streams),
-        chunks=sum(chunk_count(stream.nbytes, step) for stream in source.streams),
+        chunks=_chunks(source, context),
         zero_chunks=max(
             (node.work.zero_chunks for node in graph.sinks if isinstance(node.work, ImageSink)), default=0
         ),
         sinks=sinks,
         facts=facts,
     )
+
+
+async def _open(source: Source, context: GraphContext) -> None:
+    await source.open(context)
+    if source.total_bytes is not None:
+        context.expect(_chunks(source, context))
+
+
+def _chunks(source: Source, context: GraphContext) -> int:
+    return sum(chunk_count(stream.nbytes, context.chunk_bytes) for stream in source.streams)
 
 
 def _sink_result(node: Node) -> SinkResult:
@@ -224,7 +233,7 @@ async def _read(
     source: ImageSource, sink: Sink, context: GraphContext, phase: str, progress: ProgressCallback | None
 ) -> ReadResult:
     meter = Meter()
-    await source.open(context)
+    await _open(source, context)
     graph = Graph(source, context, phase=phase)
     graph.add_sink(sink)
     try:
@@ -249,7 +258,7 @@ async def _read(
         retries=report.retries,
         facts=_facts(context, meter, source),
         target="" if isinstance(sink, NothingSink) else sink.url,
-        notes=[*reader.manifest.notes, *report.notes],
+        notes=[*reader.manifest.notes, *report.notes, *sink.result().notes],
     )
 
 

@@ -24,6 +24,7 @@ class Settings:
     io_engine: EngineName = "auto"
     io_depth: int = 32
     source_direct: Literal["auto", "on", "off"] = "auto"  # O_DIRECT when reading source files
+    target_direct: Literal["auto", "on", "off"] = "auto"  # O_DIRECT when writing restored files
     huge_pages: Literal["auto", "thp", "hugetlb", "off"] = "auto"
     lock_memory: bool = False
     numa_node: int | None = None

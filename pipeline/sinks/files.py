@@ -14,8 +14,10 @@ from pathlib import Path
 
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.direct_io import turn_on
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import RestoreConflict, SaveFailed
+from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.names import relative_path, unescape
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
@@ -41,6 +43,7 @@ class _Target:
     path: bytes  # below the directory
     chunks: int
     fd: int = -1
+    direct: bool = False
     placed: bool = False
 
 
@@ -66,6 +69,7 @@ class FilesSink(Sink):
         self._made_root = False
         self._targets: list[_Target] = []
         self._made: list[bytes] = []
+        self._direct_files = 0
 
     async def check(self, source: Source) -> None:
         await in_thread(self._check, source)
@@ -141,8 +145,10 @@ class FilesSink(Sink):
             path = self._where(target)
             start = chunk.number * self._context.chunk_bytes
             for at, nbytes in await self._ranges(target, chunk):
-                with chunk.lease.slice(at, nbytes) as part:
-                    await self._context.io.write(target.fd, part, nbytes, start + at, path)
+                # A direct write has whole pages; what is behind the end of the file is cut off at the end.
+                size = padded(nbytes) if target.direct else nbytes
+                with chunk.lease.slice(at, size) as part:
+                    await self._context.io.write(target.fd, part, size, start + at, path)
         target.chunks -= 1
         if target.chunks == 0:
             await self._open(target)  # all zeros: not opened so far
@@ -170,11 +176,24 @@ class FilesSink(Sink):
             fd = os.open(target.staged, flags, 0o600, dir_fd=self._staging)
         except OSError as error:
             raise io_error(error.errno or errno.EIO, "create", self._where(target)) from error
+        where, nbytes = self._where(target), target.stream.nbytes
         try:
-            os.ftruncate(fd, target.stream.nbytes)
+            os.ftruncate(fd, nbytes)
+            wanted = self._context.settings.target_direct
+            why_not = turn_on(fd, os.path.join(self.url, self._staging_name), wanted, nbytes)
+            if why_not and wanted == "on":
+                raise RestoreConflict(
+                    f"{where} cannot be written with direct I/O: {why_not}", cure="set target_direct to auto"
+                )
+            target.direct = not why_not
+            if target.direct and not target.stream.sparse:
+                _preallocate(fd, nbytes)
         except OSError as error:
             os.close(fd)
-            raise io_error(error.errno or errno.EIO, "set the size of", self._where(target)) from error
+            raise io_error(error.errno or errno.EIO, "make room for", where) from error
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     async def _close(self, target: _Target) -> None:
@@ -184,6 +203,9 @@ class FilesSink(Sink):
         stream, fd = target.stream, target.fd
         target.fd = -1
         try:
+            if target.direct:
+                os.ftruncate(fd, stream.nbytes)
+                self._direct_files += 1
             os.fchmod(fd, 0o600 if stream.mode is None else stream.mode & PERMISSIONS)
             if stream.mtime_ns is not None:
                 os.utime(fd, ns=(stream.mtime_ns, stream.mtime_ns))
@@ -291,7 +313,16 @@ class FilesSink(Sink):
         return
 
     def result(self) -> SinkResult:
-        return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True, direct="off")
+        direct = "on" if self._direct_files else "off"
+        count = f"{self._direct_files} of {len(self._targets)} files written with direct I/O"
+        return SinkResult(
+            url=self.url,
+            image_url="",
+            policy=self.policy,
+            ok=True,
+            direct=direct,
+            notes=[count] if self._direct_files else [],
+        )
 
 
 class _Parent:
@@ -317,6 +348,15 @@ class _Parent:
 
     def __exit__(self, *exc: object) -> None:
         os.close(self._fd)
+
+
+def _preallocate(fd: int, nbytes: int) -> None:
+    """Direct writes into blocks that are there run side by side; extending ones do not (ext4)."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
 
 
 def _remove_stale(root: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptpipe.pipeline.chunk import released_on_error
 from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.direct_io import DIRECT_MIN, turn_on
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import SourceChanged, SourceError, UsageError
 from ckptpipe.pipeline.image.entries import TreeEntry
@@ -26,12 +27,11 @@ from ckptpipe.pipeline.sources.abc import (
     zero_chunk,
 )
 from ckptpipe.pyx.errors import io_error
-from ckptpipe.pyx.files import dio_alignment, seek_data_ranges
+from ckptpipe.pyx.files import seek_data_ranges
 from ckptpipe.storage_backends.filesystems import cached_share
 from ckptpipe.storage_backends.shielded import in_thread
 
-DIRECT_MIN = 64 << 20  # bytes; smaller files are read through the page cache
-DIRECT_CACHED_MAX = 0.25  # a file of which more is cached is read through the cache
+CACHED_MAX = 0.25  # a file of which a larger share is cached is read through the cache
 
 
 @dataclass(slots=True)
@@ -236,31 +236,23 @@ class FilesSource(Source):
             file = _Open(found, fd, False, chunks, chunks)
             if self.streams[found.stream].sparse:
                 file.holes = _holes(seek_data_ranges(fd, size), size, step)
-            if self._direct_pays(fd, found):
-                file.fd = _reopen_direct(fd, found.path)
-                file.direct = file.fd != fd
-                self._direct_files += file.direct
+            file.direct = self._turn_direct(fd, found)
+            self._direct_files += file.direct
             return file
         except BaseException:
             os.close(fd)
             raise
 
-    def _direct_pays(self, fd: int, found: _Found) -> bool:
+    def _turn_direct(self, fd: int, found: _Found) -> bool:
         """Direct I/O wins on files that are not cached and loses on those that are."""
-        wanted = self._context.settings.source_direct
-        if wanted == "off":
-            return False
-        alignment = dio_alignment(fd, found.path)
-        possible = alignment is not None and max(alignment) <= 4096
-        if wanted == "on":
-            if not possible:
-                raise SourceError(
-                    f"{found.path} cannot be read with direct I/O: its file system does not offer it",
-                    cure="set source_direct to auto",
-                )
-            return True
-        size = found.seen.st_size
-        return possible and size >= DIRECT_MIN and cached_share(fd, size) <= DIRECT_CACHED_MAX
+        wanted, size = self._context.settings.source_direct, found.seen.st_size
+        pays = wanted == "on" or size < DIRECT_MIN or cached_share(fd, size) <= CACHED_MAX
+        why_not = turn_on(fd, found.path, wanted, size, pays=pays)
+        if why_not and wanted == "on":
+            raise SourceError(
+                f"{found.path} cannot be read with direct I/O: {why_not}", cure="set source_direct to auto"
+            )
+        return not why_not
 
     def _check_unchanged(self, fd: int, found: _Found) -> None:
         now, seen = os.fstat(fd), found.seen
@@ -303,16 +295,6 @@ class FilesSource(Source):
         if self._direct_files:
             notes.append(f"{self._direct_files} of {len(self._found)} source files read with direct I/O")
         return notes
-
-
-def _reopen_direct(fd: int, path: str) -> int:
-    """A descriptor of the same file with O_DIRECT, in place of ``fd``; ``fd`` itself where that is refused."""
-    try:
-        direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except OSError:
-        return fd
-    os.close(fd)
-    return direct
 
 
 def _holes(data: Sequence[tuple[int, int]], size: int, step: int) -> set[int]:

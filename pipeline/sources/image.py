@@ -13,7 +13,7 @@ from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.reader import Extent, ImageReader
 from ckptpipe.pipeline.image.records import ChunkRecord
-from ckptpipe.pipeline.sources.abc import Source, Stream, fillers, in_parallel, zero_chunk
+from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, in_parallel, zero_chunk
 from ckptpipe.pyx.staging import Lease, StagingRing
 from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
 
@@ -134,6 +134,7 @@ class ImageSource(Source):
                 raise self._corrupt(
                     row, f"decoded bytes have the checksum {raw_crc:08x}, the index says {row.raw_crc32c:08x}"
                 )
+            clear_padding(slot, row.raw_bytes)
         self.counts.decoded += 1
         part.release()
         return Chunk(position, row.number, row.raw_bytes, row.raw_crc32c, slot)
