@@ -1,0 +1,130 @@
+"""The body of a PUT: several memory ranges sent one after another, straight from where they lie.
+
+botocore wants a file (`read`, `seek`, `tell`), aiohttp a Payload; this is both. Nothing is copied, and a
+request that is sent again begins at the first byte again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Sequence
+
+import aiohttp.payload
+from aiohttp.abc import AbstractStreamWriter
+
+from ckptpipe.pyx.staging import Lease
+
+# One write to the transport. uvloop queues views as they are; asyncio before 3.12 copies what the socket
+# does not take at once, so pieces stay near the size of a socket's buffer. A piece is also the grain of the
+# progress that the stall time-out sees.
+_PIECE = 1 << 20
+
+
+class PartBody(aiohttp.payload.Payload):
+    """``ranges``: (lease, bytes of it) in order. ``on_progress`` is called after each piece is queued.
+
+    Views are taken from the leases for one attempt at a time: `begin` before, `end` after, so that a lease
+    can be released when the answer is there. What the transport still queues keeps its own hold.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[Lease, int]], *, sha256: str = "") -> None:
+        self._ranges = tuple(ranges)
+        self._views: list[memoryview] = []
+        self.sha256 = sha256  # of the whole body in hex, where payloads are signed
+        self.on_progress: Callable[[], object] | None = None
+        self.sent = 0  # bytes queued by the attempt that runs
+        self._position = 0
+        super().__init__(None)
+        self._size = sum(nbytes for _, nbytes in self._ranges)
+
+    def begin(self) -> None:
+        self.end()
+        self._position = 0
+        self.sent = 0
+        for lease, nbytes in self._ranges:
+            whole = memoryview(lease)
+            self._views.append(whole[:nbytes])
+            whole.release()
+
+    def end(self) -> None:
+        """Give the views up. A second call does nothing."""
+        views, self._views = self._views, []
+        for view in views:
+            try:
+                view.release()
+            except BufferError:
+                pass  # the transport still has a piece of it: the hold goes when that does
+
+    # What botocore asks of a file.
+
+    def __len__(self) -> int:
+        assert self._size is not None
+        return self._size
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self)}[whence]
+        self._position = min(max(base + offset, 0), len(self))
+        return self._position
+
+    def read(self, nbytes: int | None = -1) -> bytes:
+        """Copies: for whoever hashes bodies. Sending does not come here."""
+        end = len(self) if nbytes is None or nbytes < 0 else min(self._position + nbytes, len(self))
+        taken = []
+        start = 0
+        for view in self._views:
+            low, high = max(self._position - start, 0), min(end - start, len(view))
+            if low < high:
+                taken.append(view[low:high])
+            start += len(view)
+        self._position = end
+        return b"".join(taken)
+
+    # What aiohttp asks of a payload.
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        await self.write_with_length(writer, None)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self.sent = 0
+        # aiohttp joins buffered headers and the first piece, a copy on some versions of Python.
+        send_headers = getattr(writer, "send_headers", None)
+        if send_headers is not None:
+            send_headers()
+        for view in self._views:
+            for start in range(0, len(view), _PIECE):
+                piece = view[start : start + _PIECE]
+                await writer.write(piece)
+                self.sent += len(piece)
+                await writer.drain()
+                if self.on_progress is not None:
+                    self.on_progress()
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        raise TypeError("the body of a part is not text")
+
+    async def as_bytes(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        raise TypeError("the body of a part is sent, not converted")
+
+    def __repr__(self) -> str:
+        return f"<PartBody {len(self)} bytes in {len(self._ranges)} ranges>"
+
+
+def sha256_of(ranges: Sequence[tuple[Lease, int]]) -> str:
+    """SHA-256 in hex of ``ranges``, for a thread: hashlib lets the GIL go."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for lease, nbytes in ranges:
+        with memoryview(lease) as whole, whole[:nbytes] as view:
+            digest.update(view)
+    return digest.hexdigest()
+
+
+async def hash_ranges(ranges: Sequence[tuple[Lease, int]]) -> str:
+    from ckptpipe.storage_backends.shielded import shielded
+
+    return await shielded(asyncio.to_thread(sha256_of, ranges))

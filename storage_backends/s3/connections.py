@@ -1,0 +1,102 @@
+"""The kept connections of the ranged GETs. `Pace` bounds how many are open; this keeps the idle ones."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.httpsession import get_cert_path
+
+from ckptpipe.storage_backends.s3.client import tune_socket
+from ckptpipe.storage_backends.s3.wire import Wire
+from ckptpipe.storage_backends.shielded import in_thread, shielded
+
+_IDLE_MOST = 12.0  # seconds after which an idle connection is not trusted any more
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def header(self) -> str:
+        """The Host header: as the signature has it, without a default port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == {"http": 80, "https": 443}[self.scheme] else f"{host}:{self.port}"
+
+
+class Connections:
+    def __init__(self, *, verify: bool | str | None, connect_timeout: float, stall_timeout: float) -> None:
+        self._verify = verify
+        self._connect_timeout = connect_timeout
+        self._stall_timeout = stall_timeout
+        self._idle: dict[Origin, list[tuple[Wire, float]]] = {}
+        self._lent: set[Wire] = set()
+        self._context: ssl.SSLContext | None = None
+        self._contexts = asyncio.Lock()
+
+    async def lend(self, origin: Origin, *, fresh: bool = False) -> Wire:
+        """A connection to ``origin``: an idle one, the youngest first, or a new one."""
+        now = asyncio.get_running_loop().time()
+        idle = self._idle.get(origin, [])
+        while idle and not fresh:
+            wire, since = idle.pop()
+            if wire.open and now - since < _IDLE_MOST:
+                self._lent.add(wire)
+                return wire
+            await self._end(wire)
+        wire = await self._connect(origin)
+        self._lent.add(wire)
+        return wire
+
+    async def give_back(self, origin: Origin, wire: Wire, *, keep: bool) -> None:
+        """Keep it for the next request, or end it: afterwards it writes nowhere."""
+        self._lent.discard(wire)
+        if keep and wire.idle():
+            self._idle.setdefault(origin, []).append((wire, asyncio.get_running_loop().time()))
+        else:
+            await shielded(self._end(wire))
+
+    async def aclose(self) -> None:
+        idle, self._idle = self._idle, {}
+        for wire in [*self._lent, *(wire for kept in idle.values() for wire, _ in kept)]:
+            await self._end(wire)
+        self._lent.clear()
+
+    async def _end(self, wire: Wire) -> None:
+        wire.abort()
+        await wire.closed()
+
+    async def _connect(self, origin: Origin) -> Wire:
+        loop = asyncio.get_running_loop()
+        secure: dict[str, Any] = {}
+        if origin.scheme == "https":
+            secure = {"ssl": await self._ssl_context(), "server_hostname": origin.host}
+        async with asyncio.timeout(self._connect_timeout):
+            transport, wire = await loop.create_connection(Wire, origin.host, origin.port, **secure)
+        found = transport.get_extra_info("socket")
+        if found is not None:
+            tune_socket(found, self._stall_timeout)
+        return wire
+
+    async def _ssl_context(self) -> ssl.SSLContext:
+        async with self._contexts:
+            if self._context is None:
+                self._context = await in_thread(_make_context, self._verify)
+            return self._context
+
+
+def _make_context(verify: bool | str | None) -> ssl.SSLContext:
+    """Trust what botocore trusts: its bundle, or the one that the user named."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["http/1.1"])
+    if verify is False:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.load_verify_locations(get_cert_path(True if verify is None else verify))
+    return context

@@ -1,0 +1,250 @@
+"""One multipart upload: begun with the first part, completed once, aborted until nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound, StorageError
+from ckptpipe.storage_backends.s3.body import PartBody, hash_ranges
+from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
+from ckptpipe.storage_backends.s3.part import Part
+
+_COMPLETE_WITHIN = 600.0  # seconds; a store may copy all parts together
+_ABORT_TRIES = 10
+_BEGIN_WITHIN = 10.0  # seconds that an abort waits for a begin under way, whose id is not known yet
+
+
+def encode_crc32c(value: int) -> str:
+    return base64.b64encode(value.to_bytes(4, "big")).decode("ascii")
+
+
+def decode_crc32c(text: str) -> int | None:
+    """None for a composite checksum ("…-3"), which is not one of the bytes."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return int.from_bytes(raw, "big") if len(raw) == 4 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A part that the store has."""
+
+    number: int
+    nbytes: int
+    etag: str
+    crc32c: int
+
+
+async def send_body(
+    client: S3Client, operation: str, what: str, part: Part, crc32c: int, parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """PUT the bytes of ``part``; retried as a whole, given up when it makes no progress."""
+    loop = asyncio.get_running_loop()
+    stall = client.options.stall_timeout
+    body = PartBody(part.ranges())
+    tries = client.attempts()
+    while True:
+        if client.signs_payloads and not body.sha256:
+            body.sha256 = await hash_ranges(part.ranges())
+        made = {**parameters, "Body": body, "ContentLength": part.nbytes}
+        if client.facts.checksum is not False:
+            made["ChecksumCRC32C"] = encode_crc32c(crc32c)
+        async with client.pace:
+            try:
+                async with asyncio.timeout(stall) as deadline:
+
+                    def progress(deadline: asyncio.Timeout = deadline) -> None:
+                        if not deadline.expired():
+                            deadline.reschedule(loop.time() + stall)
+
+                    body.on_progress = progress
+                    body.begin()
+                    answer: dict[str, Any] = await getattr(client.api, operation)(**made)
+            except REQUEST_ERRORS as error:
+                fault = client.explain(what, error)
+            else:
+                client.pace.went_well()
+                confirm_checksum(client, answer, what, crc32c, asked="ChecksumCRC32C" in made)
+                return answer
+            finally:
+                body.on_progress = None
+                body.end()
+        if not client.adapt(fault, made):
+            await tries.again(fault)
+
+
+def confirm_checksum(
+    client: S3Client, answer: Mapping[str, Any], what: str, crc32c: int, *, asked: bool
+) -> None:
+    """What the store says of a checksum that it was given."""
+    if not asked:
+        return
+    found = answer.get("ChecksumCRC32C")
+    if found is None:
+        if client.facts.checksum is None:
+            client.facts.note("the store does not confirm CRC32C checksums: parts are checked by size only")
+        return
+    client.facts.checksum = True
+    value = decode_crc32c(found)
+    if value is not None and value != crc32c:
+        raise StorageError(f"{what}: the store has other bytes (CRC32C {value:08x}, sent {crc32c:08x})")
+
+
+class Upload:
+    def __init__(self, client: S3Client, bucket: str, key: str, what: str) -> None:
+        self._client = client
+        self._place = {"Bucket": bucket, "Key": key}
+        self._what = what
+        self._beginning: asyncio.Task[str] | None = None
+        self._with_checksum = False
+
+    @property
+    def begun(self) -> bool:
+        return self._beginning is not None
+
+    async def id(self) -> str:
+        """Begin the upload, once; every caller waits for the same answer."""
+        if self._beginning is None:
+            self._beginning = asyncio.get_running_loop().create_task(self._begin())
+        return await asyncio.shield(self._beginning)
+
+    async def _begin(self) -> str:
+        def parameters() -> dict[str, Any]:
+            checked = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
+            self._with_checksum = self._client.facts.checksum is not False
+            return {**self._place, **self._client.new_object(), **(checked if self._with_checksum else {})}
+
+        answer = await self._client.call("create_multipart_upload", self._what, parameters)
+        return str(answer["UploadId"])
+
+    async def put(self, part: Part, crc32c: int) -> Sent:
+        upload_id = await self.id()
+        answer = await send_body(
+            self._client,
+            "upload_part",
+            f"{self._what}, part {part.number}",
+            part,
+            crc32c,
+            {**self._place, **self._client.owner(), "UploadId": upload_id, "PartNumber": part.number},
+        )
+        return Sent(part.number, part.nbytes, str(answer.get("ETag", "")), crc32c)
+
+    async def complete(self, parts: list[Sent], size: int, crc32c: int) -> None:
+        """Make the object of ``parts``. A second answer that nothing is there can mean that the first one,
+        which was lost, was a success: then the object is looked at."""
+        upload_id = await self.id()
+
+        def parameters() -> dict[str, Any]:
+            checked = self._with_checksum and self._client.facts.checksum is True
+            listed = [
+                {"PartNumber": part.number, "ETag": part.etag}
+                | ({"ChecksumCRC32C": encode_crc32c(part.crc32c)} if checked else {})
+                for part in parts
+            ]
+            whole = (
+                {"ChecksumCRC32C": encode_crc32c(crc32c), "ChecksumType": "FULL_OBJECT"} if checked else {}
+            )
+            return {
+                **self._place,
+                **self._client.owner(),
+                "UploadId": upload_id,
+                "MultipartUpload": {"Parts": listed},
+                **whole,
+            }
+
+        try:
+            await self._client.call(
+                "complete_multipart_upload", self._what, parameters, answer_within=_COMPLETE_WITHIN
+            )
+        except (ObjectNotFound, ObjectExists) as error:
+            if not await self._is_there(parts, size, crc32c):
+                raise
+            self._client.facts.note(
+                f"{self._what}: completed, though the store's answer was lost ({error.message})"
+            )
+
+    async def _is_there(self, parts: list[Sent], size: int, crc32c: int) -> bool:
+        try:
+            found = await self._client.call(
+                "head_object",
+                self._what,
+                {**self._place, **self._client.owner(), "ChecksumMode": "ENABLED"},
+            )
+        except ObjectNotFound:
+            return False
+        if found.get("ContentLength") != size:
+            return False
+        value = decode_crc32c(found.get("ChecksumCRC32C", ""))
+        if value is not None:
+            return value == crc32c
+        expected = _etag_of(parts)
+        return expected is None or str(found.get("ETag", "")).strip('"') == expected
+
+    async def abort(self) -> None:
+        """The upload, and any other of the same key that a lost answer left, is gone."""
+        if self._beginning is None:
+            return
+        if not self._beginning.done():
+            # Its id comes with the answer: without it nothing can be aborted by name.
+            await asyncio.wait({self._beginning}, timeout=_BEGIN_WITHIN)
+            self._beginning.cancel()
+            await asyncio.wait({self._beginning})
+        known = not self._beginning.cancelled() and self._beginning.exception() is None
+        if known:
+            await abort_upload(self._client, self._place, self._beginning.result(), self._what)
+        if not known or self._client.facts.retries:
+            for upload_id in await self._others():
+                await abort_upload(self._client, self._place, upload_id, self._what)
+
+    async def _others(self) -> list[str]:
+        if not self._client.facts.lists_uploads:
+            return []
+        try:
+            answer = await self._client.call(
+                "list_multipart_uploads",
+                self._what,
+                {"Bucket": self._place["Bucket"], "Prefix": self._place["Key"], **self._client.owner()},
+                attempts=2,
+            )
+        except StorageError as error:
+            self._client.facts.note(f"uploads cannot be listed: {error.message}")
+            return []
+        return [item["UploadId"] for item in answer.get("Uploads", ()) if item["Key"] == self._place["Key"]]
+
+
+async def abort_upload(client: S3Client, place: Mapping[str, Any], upload_id: str, what: str) -> None:
+    """Abort until the store lists no parts: one that was on its way can land after the first abort."""
+    named = {**place, **client.owner(), "UploadId": upload_id}
+    for attempt in range(_ABORT_TRIES):
+        try:
+            await client.call("abort_multipart_upload", what, named, attempts=3)
+            listed = await client.call("list_parts", what, named, attempts=3)
+        except ObjectNotFound:
+            return
+        if not listed.get("Parts"):
+            return
+        await asyncio.sleep(0.1 * 2**attempt)
+    raise StorageError(
+        f"{what}: parts of the aborted upload are still stored", cure="run gc on the URL later"
+    )
+
+
+def _etag_of(parts: list[Sent]) -> str | None:
+    """The ETag that S3 gives a multipart object: MD5 of the parts' MD5s. None where parts have other ETags."""
+    digests = []
+    for part in parts:
+        text = part.etag.strip('"')
+        if len(text) != 32:
+            return None
+        try:
+            digests.append(bytes.fromhex(text))
+        except ValueError:
+            return None
+    return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(parts)}"

@@ -1,0 +1,271 @@
+"""One HTTP/1.1 connection that receives bodies into the caller's memory: the loop reads the socket straight
+into the slot (`asyncio.BufferedProtocol`), through TLS too.
+
+Only what a ranged GET needs: one request at a time, answers with Content-Length. Chunked answers are read
+where they are errors, which are small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+_HEAD_MAX = 65536  # bytes of status line and headers
+_ERROR_MAX = 65536  # bytes of an error document that are read; the rest goes with the connection
+_HEAD_READ = 16384
+
+
+class WireError(ConnectionError):
+    """The connection broke, or what came is not HTTP/1.1."""
+
+
+class StaleConnection(WireError):
+    """A kept connection was closed before the first byte of an answer: nobody saw the request fail."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """``received``: bytes of the body that lie in the destination, or ``text`` where there is none."""
+
+    status: int
+    headers: dict[str, str]
+    received: int = 0
+    text: bytearray = field(default_factory=bytearray)
+    keep: bool = True
+
+    def length(self) -> int | None:
+        value = self.headers.get("content-length", "")
+        return int(value) if value.isascii() and value.isdigit() else None
+
+
+class Wire(asyncio.BufferedProtocol):
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._head = bytearray()
+        # A memoryview, not the bytearray: asyncio's TLS slices what it gets, and a slice must not be a copy.
+        self._space = memoryview(bytearray(_HEAD_READ))
+        self._view: memoryview | None = None  # of the destination, while a body goes there
+        self._want = 0  # bytes of the body that are still to come
+        self._answer: Answer | None = None
+        self._begun: asyncio.Future[Answer] | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._used = False
+        self._into_view = False
+        self.moved = 0  # bytes received since ever: the watchdog's measure
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    # The caller's side.
+
+    async def ask(self, request: bytes) -> Answer:
+        """Send ``request``; the answer's head. Then call `body`, or `abort`."""
+        if self._transport is None or self._transport.is_closing():
+            raise StaleConnection("the connection is closed")
+        self._head.clear()
+        self._answer = None
+        self._begun = self._loop.create_future()
+        self._transport.write(request)
+        try:
+            return await self._begun
+        finally:
+            self._begun = None
+            self._used = True
+
+    async def body(self, destination: memoryview | None, nbytes: int) -> None:
+        """Receive ``nbytes`` of the body into ``destination`` (None: an error document, into the answer)."""
+        answer = self._answer
+        assert answer is not None and self._transport is not None
+        if destination is None and "chunked" in answer.headers.get("transfer-encoding", "").lower():
+            await self._chunked(answer)
+            return
+        self._want = nbytes
+        self._view = destination
+        early = len(self._head)
+        if early:
+            taken = min(early, nbytes)
+            with memoryview(self._head) as head:
+                if destination is not None:
+                    destination[:taken] = head[:taken]
+                else:
+                    answer.text += head[:taken]
+            answer.received = taken
+            self._want -= taken
+            del self._head[:taken]
+        try:
+            if self._want:
+                self._done = self._loop.create_future()
+                self._transport.resume_reading()
+                await self._done
+        finally:
+            self._done = None
+            self._view = None
+        if self._head:
+            answer.keep = False  # more came than the answer said
+
+    async def _chunked(self, answer: Answer) -> None:
+        """An error document in chunks: read until its end, the limit or the connection's."""
+        answer.keep = False
+        raw = self._head
+        while b"\r\n0\r\n" not in raw and not raw.startswith(b"0\r\n") and len(raw) < _ERROR_MAX:
+            self._done = self._loop.create_future()
+            self._want = -1
+            assert self._transport is not None
+            self._transport.resume_reading()
+            try:
+                await self._done
+            except WireError:
+                break
+            finally:
+                self._done = None
+                self._want = 0
+        while raw:
+            line, found, rest = bytes(raw).partition(b"\r\n")
+            try:
+                size = int(line.split(b";")[0], 16)
+            except ValueError:
+                break
+            if not found or size == 0:
+                break
+            answer.text += rest[:size]
+            raw = bytearray(rest[size + 2 :])
+
+    def idle(self) -> bool:
+        """Make it ready for the next request; False where it cannot be kept."""
+        self._head.clear()
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._transport.resume_reading()
+        return True
+
+    def abort(self) -> None:
+        """Close at once: nothing is written to a destination after the loop's next turn."""
+        self._view = None
+        self._want = 0
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def closed(self) -> None:
+        """After `abort`: the descriptor is gone and the destination is out of the loop's hands."""
+        if self._transport is not None:
+            await asyncio.shield(self._closed)
+
+    # The loop's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._view is not None and self._want > 0:
+            self._into_view = True
+            assert self._answer is not None
+            start = self._answer.received
+            return self._view[start : start + self._want]
+        self._into_view = False
+        return self._space
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.moved += nbytes
+        if self._into_view:
+            self._arrived(nbytes)
+            return
+        self._head += self._space[:nbytes]
+        if self._begun is not None and not self._begun.done():
+            self._parse()
+        elif self._done is not None and not self._done.done():
+            answer = self._answer
+            assert answer is not None
+            if self._want < 0:  # a chunk: whoever waits looks
+                self._done.set_result(None)
+                return
+            taken = min(len(self._head), self._want)
+            answer.text += self._head[:taken]
+            del self._head[:taken]
+            self._arrived(taken)
+        elif self._answer is None:
+            self._lost(WireError("bytes came that nobody asked for"))
+        else:
+            # Between head and body: wait for the caller to say where the body goes.
+            self._pause()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+        self._fail(
+            WireError(
+                f"the connection was closed ({type(error).__name__})"
+                if error
+                else "the connection was closed"
+            )
+        )
+        self._view = None
+
+    # Parts.
+
+    def _arrived(self, nbytes: int) -> None:
+        answer = self._answer
+        if answer is None or self._want <= 0:
+            return
+        answer.received += nbytes
+        self._want -= nbytes
+        if self._want == 0 and self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _parse(self) -> None:
+        end = self._head.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._head) > _HEAD_MAX:
+                self._lost(WireError("the answer's headers are too long"))
+            return
+        try:
+            answer = _parse_head(bytes(self._head[:end]))
+        except ValueError as error:
+            self._lost(WireError(str(error)))
+            return
+        del self._head[: end + 4]
+        if 100 <= answer.status < 200:
+            self._parse()
+            return
+        self._answer = answer
+        self._pause()
+        assert self._begun is not None
+        self._begun.set_result(answer)
+
+    def _lost(self, error: WireError) -> None:
+        self._fail(error)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _fail(self, error: WireError) -> None:
+        if self._begun is not None and not self._begun.done():
+            stale = self._used and not self._head
+            self._begun.set_exception(StaleConnection(str(error)) if stale else error)
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
+
+
+def _parse_head(head: bytes) -> Answer:
+    lines = head.decode("latin-1").split("\r\n")
+    version, _, rest = lines[0].partition(" ")
+    status = rest[:3]
+    if not version.startswith("HTTP/1.") or not (status.isascii() and status.isdigit()):
+        raise ValueError("the answer is not HTTP/1.1")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise ValueError("the answer has a broken header")
+        headers[name.lower()] = value.strip()
+    keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
+    return Answer(int(status), headers, keep=keep)
