@@ -100,6 +100,7 @@ class Answer:
             "machine": machine_facts(),
             "parameters": dict(self.parameters),
             "rows": self.table.records(),
+            "formats": list(self.table.formats),
             "notes": self.notes,
         }
 

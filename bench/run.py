@@ -1,0 +1,73 @@
+"""Run every benchmark and gather the answers in RESULTS.md.
+
+python -m bench.run [--only NAME ...]   # RESULTS.md keeps the last answer of those that are not run
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench import graph_overhead, memory_flat, nvme_vs_fio, s3_vs_peers
+from bench.report import OUT, Answer, Table
+
+RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
+BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
+    "graph_overhead": graph_overhead.measure,
+    "nvme_vs_fio": nvme_vs_fio.measure,
+    "s3_vs_peers": s3_vs_peers.measure,
+    "memory_flat": memory_flat.measure,
+}
+HEAD = """# Results
+
+Written by `make bench`; bench/README.md has the method. Compare figures within one table: its rows were
+measured in turns in one run, and another machine, or another hour on a shared one, gives others.
+"""
+
+
+def results(answers: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of RESULTS.md from what each benchmark wrote as JSON."""
+    return "\n".join([HEAD, *(section(answers[name]) for name in BENCHMARKS if name in answers)])
+
+
+def section(answer: Mapping[str, Any]) -> str:
+    machine = answer["machine"]
+    rows = answer["rows"]
+    table = Table(tuple(rows[0]) if rows else (), answer["formats"])
+    for row in rows:
+        table.add(*row.values())
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
+    parameters = ", ".join(f"{name} {value}" for name, value in answer["parameters"].items())
+    return "\n".join(
+        [
+            f"## {answer['question']}\n",
+            f"`python -m bench.{answer['name']}`, {answer['date']}, commit {machine['commit'] or 'unknown'}: "
+            f"{machine['processor']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB, "
+            f"Linux {machine['kernel']}, Python {machine['python']}, {packages}. {parameters}.\n",
+            table.markdown(),
+            "",
+            *(f"- {note}" for note in answer["notes"]),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=sorted(BENCHMARKS), default=list(BENCHMARKS))
+    chosen = parser.parse_args().only
+    for name, measure in BENCHMARKS.items():
+        if name in chosen:
+            measure().publish()
+    answers = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in OUT.glob("*.json")}
+    RESULTS.write_text(results(answers), encoding="utf-8")
+    print(f"\n{RESULTS.relative_to(OUT.parent.parent)} is written")
+
+
+if __name__ == "__main__":
+    main()
