@@ -27,7 +27,7 @@ from ckptpipe.storage_backends.wrappers.queued import QueuedWriter
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    rate: int = option(0, "bytes a second, read and written together; 0: no limit", unit="bytes", minimum=0)
+    rate: int | None = option(None, "bytes a second, read and written together; none: no limit", unit="rate")
 
 
 class RateLimit:
@@ -81,7 +81,7 @@ class LimitBackend(Backend):
     async def open(cls, url: str, context: BackendContext, options: Mapping[str, object]) -> Self:
         """The backend of ``url``, wrapped. Options that are not ours are the inner backend's."""
         mine, rest = split_options(LimitOptions, options, cls.scheme)
-        return cls(await open_backend(url, context, rest), RateLimit(mine.rate))
+        return cls(await open_backend(url, context, rest), RateLimit(mine.rate or 0))
 
     async def check(self, *, writing: bool, need_bytes: int = 0) -> None:
         await self.inner.check(writing=writing, need_bytes=need_bytes)
