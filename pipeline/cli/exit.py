@@ -10,8 +10,7 @@ from typing import NoReturn
 import click
 
 from ckptpipe.pipeline.cli.failure import describe, interruption, usage
-from ckptpipe.pipeline.cli.session import Session
-from ckptpipe.pipeline.loop import Interrupted
+from ckptpipe.pipeline.cli.session import Session, Signalled
 
 
 def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -40,7 +39,9 @@ def run(arguments: list[str]) -> int:
             click.echo(error.format_message(), err=True)
             return 2
         return fallback.fail(usage(error), error)
-    except (click.Abort, Interrupted, KeyboardInterrupt) as error:
+    except Signalled as error:
+        return fallback.fail(interruption(error.interrupted), error.interrupted)
+    except (click.Abort, KeyboardInterrupt) as error:
         return fallback.fail(interruption(error), error)
     except BrokenPipeError:
         _drop_stdout()

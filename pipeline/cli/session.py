@@ -7,13 +7,24 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptpipe.pipeline.cli.failure import Failure
 from ckptpipe.pipeline.cli.text import clean
 from ckptpipe.pipeline.progress import ProgressCallback
 
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.loop import Interrupted
+
 T = TypeVar("T")
+
+
+class Signalled(Exception):
+    """A signal ended the command, after its clean-up."""
+
+    def __init__(self, interrupted: Interrupted) -> None:
+        super().__init__(str(interrupted))
+        self.interrupted = interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +39,14 @@ class Session:
     def run(self, operation: Callable[[ProgressCallback], Awaitable[T]], *, phase: str = "") -> T:
         """Run ``operation`` on an event loop, showing its progress where ``phase`` is given."""
         from ckptpipe.pipeline.cli.progress import display
-        from ckptpipe.pipeline.loop import run
+        from ckptpipe.pipeline.loop import Interrupted, run
 
         with display(phase, quiet=self.quiet or not phase, lines=not self.json) as shown:
-            return run(lambda: operation(shown.update), notice=shown.say)
+            try:
+                return run(lambda: operation(shown.update), notice=shown.say)
+            except Interrupted as error:
+                # click would turn a KeyboardInterrupt into an exit code of its own.
+                raise Signalled(error) from error
 
     def show(self, result: Any, table: Callable[[], Sequence[Any]], notes: Sequence[str] = ()) -> None:
         """Print a result: as JSON, or as the parts of ``table`` with the notes below. Notes are shown always,

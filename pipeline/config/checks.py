@@ -92,7 +92,8 @@ def _blame(located: Located, path: Path, item: Any) -> None:
             path, f"expected a list, or a mapping by name, got {kind_of(_value_at(located.data, path))}"
         )
     elif kind == "config":
-        located.blame(path, item["msg"])
+        context = item["ctx"]
+        located.blame(path, context["anonymous" if located.from_variable(path) else "message"])
     else:
         located.blame(path, item["msg"].lower())
 

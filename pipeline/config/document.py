@@ -50,6 +50,9 @@ class Located:
         """Whether the value is in doubt because of a variable that is not set."""
         return self._document.variables.get(path) == ""
 
+    def from_variable(self, path: Path) -> bool:
+        return path in self._document.variables
+
     def sorted_problems(self) -> list[ConfigProblem]:
         """In the file's order, each once; those of ``--set`` last."""
         once = dict.fromkeys(self.problems)

@@ -10,7 +10,7 @@ from typing import Any
 from ckptpipe.pipeline.config.backend_options import options_problems, url_problem
 from ckptpipe.pipeline.config.document import Located
 from ckptpipe.pipeline.config.nearest import suggestion
-from ckptpipe.pipeline.config.scalars import NODE_NAME
+from ckptpipe.pipeline.config.scalars import NODE_NAME, anonymous
 from ckptpipe.pipeline.config.yaml_positions import Path
 from ckptpipe.pipeline.spec import SOURCE
 
@@ -257,8 +257,11 @@ class _Checker:
         if not isinstance(options, dict):
             return
         for key, message, known in options_problems(url, options):
-            if not self._located.unreadable((*path, key)):
-                self._located.blame((*path, key), message, key=not known)
+            if self._located.unreadable((*path, key)):
+                continue
+            if self._located.from_variable((*path, key)):
+                message = anonymous(message, options[key])
+            self._located.blame((*path, key), message, key=not known)
 
 
 def _compresses(node: _Node) -> bool:

@@ -29,9 +29,17 @@ DURATION = r"^\s*([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*(ms|s|m|h|d)?\s*$"
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def refuse(message: str) -> PydanticCustomError:
-    """An error whose text is ours alone."""
-    return PydanticCustomError("config", "{message}", {"message": message})
+def refuse(message: str, value: object = None) -> PydanticCustomError:
+    """An error whose text is ours alone. ``anonymous`` is the same without the value."""
+    context = {"message": message, "anonymous": anonymous(message, value)}
+    return PydanticCustomError("config", "{message}", context)
+
+
+def anonymous(message: str, value: object) -> str:
+    """The message without the value, for one that came out of a variable: it may be a secret."""
+    if not isinstance(value, str) or not value:
+        return message
+    return message.replace(repr(value), "this").replace(value, "this")
 
 
 def parse_duration(value: object) -> float:
@@ -72,14 +80,9 @@ def _reader(parse: Callable[[Any], Any], accepts: tuple[type, ...], expected: st
         try:
             return parse(value)
         except ValueError as error:
-            raise refuse(_anonymous(str(error), value)) from None
+            raise refuse(str(error).removeprefix(f"rate {value!r}: "), value) from None
 
     return BeforeValidator(read)
-
-
-def _anonymous(message: str, value: object) -> str:
-    """The message without the value: it may have come out of a variable, and the position shows it anyway."""
-    return message.removeprefix(f"rate {value!r}: ").replace(repr(value), "this")
 
 
 def kind_of(value: object) -> str:

@@ -139,12 +139,16 @@ def read_value(text: str) -> Any:
 
 
 class _Refused(Exception):
-    def __init__(self, mark: Any, message: str) -> None:
-        self.fault = Fault(Position(mark.line + 1, mark.column + 1), message)
+    def __init__(self, at: Position, message: str) -> None:
+        self.fault = Fault(at, message)
 
 
-def _marks(event: Any) -> tuple[Any, Any]:
-    return event.start_mark, event.end_mark
+def _start(event: Any) -> Position:
+    return Position(event.start_mark.line + 1, event.start_mark.column + 1)
+
+
+def _end_line(event: Any) -> int:
+    return int(event.end_mark.line) + 1
 
 
 class _Builder:
@@ -160,8 +164,7 @@ class _Builder:
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
-                    mark: Any = event.start_mark
-                    raise _Refused(mark, "a second document; a config is one YAML document")
+                    raise _Refused(_start(event), "a second document; a config is one YAML document")
                 root = self._document(events)
         return root
 
@@ -175,19 +178,20 @@ class _Builder:
                 done, anchor = containers.pop()
                 pending.pop()
                 node: Node = done
+                at = node.at
                 if anchor:
                     self._anchors[anchor] = node
             elif isinstance(event, yaml.AliasEvent):
+                at = _start(event)
                 node = self._alias(event)
             else:
                 tag = event.tag
                 if tag is not None and not (isinstance(event, yaml.ScalarEvent) and tag == "!"):
-                    raise _Refused(event.start_mark, f"YAML tags are not allowed here: {_printable(tag)}")
-                start, end = _marks(event)
-                at = Position(start.line + 1, start.column + 1)
+                    raise _Refused(_start(event), f"YAML tags are not allowed here: {_printable(tag)}")
+                at = _start(event)
                 if isinstance(event, yaml.ScalarEvent):
                     plain = event.implicit[0] and tag is None and event.style is None
-                    one_line = start.line == end.line
+                    one_line = at.line == _end_line(event)
                     node = Scalar(at, unmasked(event.value), plain, one_line)
                     if event.anchor:
                         self._anchors[event.anchor] = node
@@ -200,11 +204,11 @@ class _Builder:
                     containers.append((container, event.anchor or ""))
                     pending.append(None)
                     if len(containers) > MAX_DEPTH:
-                        raise _Refused(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
+                        raise _Refused(_start(event), f"nested deeper than {MAX_DEPTH} levels")
                     continue
             if not containers:
                 return node
-            self._place(containers[-1][0], pending, node, event)
+            self._place(containers[-1][0], pending, node, at)
         raise yaml.YAMLError("the document ends early")
 
     def _place(
@@ -212,7 +216,7 @@ class _Builder:
         container: Sequence | Mapping,
         pending: list[tuple[str, Position] | None],
         node: Node,
-        event: Any,
+        at: Position,
     ) -> None:
         if isinstance(container, Sequence):
             container.items.append(node)
@@ -220,34 +224,34 @@ class _Builder:
             waiting = pending[-1]
             if waiting is None:
                 if not isinstance(node, Scalar):
-                    raise _Refused(event.start_mark, "a key must be text")
-                pending[-1] = (node.value, Position(event.start_mark.line + 1, event.start_mark.column + 1))
+                    raise _Refused(at, "a key must be text")
+                pending[-1] = (node.value, at)
                 return
             pending[-1] = None
-            key, at = waiting
-            first = container.seen.setdefault(key, at)
-            if first is not at:
+            key, key_at = waiting
+            first = container.seen.setdefault(key, key_at)
+            if first is not key_at:
                 self._faults.append(
-                    Fault(at, f'duplicate key "{_printable(key)}"; it stands in line {first.line} already')
+                    Fault(
+                        key_at, f'duplicate key "{_printable(key)}"; it stands in line {first.line} already'
+                    )
                 )
                 return
-            container.entries.append((key, at, node))
+            container.entries.append((key, key_at, node))
         container.count += node.count
         container.depth = max(container.depth, node.depth + 1)
         if container.count > MAX_VALUES:
-            raise _Refused(event.start_mark, f"more than {MAX_VALUES} values, with aliases written out")
+            raise _Refused(at, f"more than {MAX_VALUES} values, with aliases written out")
         if container.depth > MAX_DEPTH:
-            raise _Refused(
-                event.start_mark, f"nested deeper than {MAX_DEPTH} levels, with aliases written out"
-            )
+            raise _Refused(at, f"nested deeper than {MAX_DEPTH} levels, with aliases written out")
 
     def _alias(self, event: Any) -> Node:
         name = event.anchor
         if name not in self._anchors:
-            raise _Refused(event.start_mark, f"unknown alias *{_printable(name)}")
+            raise _Refused(_start(event), f"unknown alias *{_printable(name)}")
         node = self._anchors[name]
         if node is None:
-            raise _Refused(event.start_mark, f"the alias *{_printable(name)} contains itself")
+            raise _Refused(_start(event), f"the alias *{_printable(name)} contains itself")
         return node
 
 
