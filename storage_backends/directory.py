@@ -95,9 +95,7 @@ class Directory:
         if not stat.S_ISDIR(found.st_mode):
             raise StoreNotFound(f"{self.path}: not a directory")
         if not os.access(self.path, os.R_OK | os.X_OK, effective_ids=True):
-            raise AccessDenied(
-                f"{self.path}: permission denied", cure="reading needs r and x on the directory"
-            )
+            raise storage_error(OSError(errno.EACCES, ""), "list", self.path)
 
     def make(self) -> None:
         """Make it and its missing parents, mode 0700, durably. What exists keeps its mode."""
@@ -160,7 +158,12 @@ class Directory:
         """A descriptor of a new, empty object, open for writing; ObjectExists."""
         with explained("create", self.where(name)), self._at(name, make=True) as (folder, leaf):
             descriptor = os.open(leaf, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _OPEN, FILE_MODE, dir_fd=folder)
-            _set_mode(descriptor, FILE_MODE)
+            try:
+                _set_mode(descriptor, FILE_MODE)
+            except BaseException:
+                os.close(descriptor)
+                os.unlink(leaf, dir_fd=folder)
+                raise
             return descriptor
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
@@ -313,16 +316,7 @@ class Directory:
             ) from None
         try:
             for part in folders:
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-                try:
-                    inner = os.open(part, flags, dir_fd=folder)
-                except FileNotFoundError:
-                    if not make:
-                        raise
-                    with suppress(FileExistsError):
-                        os.mkdir(part, DIRECTORY_MODE, dir_fd=folder)
-                        _sync(folder)
-                    inner = os.open(part, flags, dir_fd=folder)
+                inner = _enter(folder, part, make)
                 os.close(folder)
                 folder = inner
             yield folder, leaf or last
@@ -341,6 +335,26 @@ class Directory:
                     return found
             except FileNotFoundError:
                 return []
+
+
+def _enter(folder: int, part: str, make: bool) -> int:
+    """A descriptor of the sub-directory ``part``; a link is not followed."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(part, flags, dir_fd=folder)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with suppress(FileExistsError):
+        os.mkdir(part, DIRECTORY_MODE, dir_fd=folder)
+        _sync(folder)
+    inner = os.open(part, flags, dir_fd=folder)
+    try:
+        _set_mode(inner, DIRECTORY_MODE)
+    except BaseException:
+        os.close(inner)
+        raise
+    return inner
 
 
 def _set_mode(file: int | str, mode: int) -> None:

@@ -17,17 +17,32 @@ _WINDOW = 1 << 20  # bytes
 
 
 def existing_part(path: str) -> str:
-    """``path`` or its nearest parent that exists."""
+    """``path`` or its nearest parent that exists, or that cannot be looked into."""
     path = os.path.abspath(path)
-    while not os.path.lexists(path) and path != os.sep:
-        path = os.path.dirname(path)
+    while path != os.sep:
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            path = os.path.dirname(path)
+        except OSError:
+            break
+        else:
+            break
     return path
 
 
 def kind_of(path: str) -> str:
     """``ext4``, ``xfs``, ``tmpfs``, ``fuse``, …: of the path or of its nearest parent that exists."""
-    kind = files.filesystem(existing_part(path))[1]
-    # Both have the FUSE magic number, and behave like any local file system: rename, truncate, fsync.
+    path = existing_part(path)
+    try:
+        kind = files.filesystem(path)[1]
+    except OSError:
+        # A dead FUSE mount, or a directory closed to us: the mount table still knows.
+        types = _mount_types(path)
+        if not types:
+            raise
+        return types[0]
+    # virtiofs and fuseblk have the FUSE magic number, and behave like any local file system.
     return _mounted_type(path) or kind if kind == "fuse" else kind
 
 
@@ -36,8 +51,7 @@ def is_fuse(path: str) -> bool:
     try:
         return kind_of(path) == "fuse"
     except OSError:
-        # ENOTCONN: the mount's process died. The backend that is opened for it says so.
-        return "fuse" in _mount_types(path)[:1]
+        return False
 
 
 def cached_share(descriptor: int, size: int) -> float:

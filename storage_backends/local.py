@@ -72,9 +72,11 @@ class LocalState:
         self.notes[text] = None
 
     async def aclose(self) -> None:
-        for writer in list(self.writers):
-            await writer.abort()
-        await self.files.aclose()
+        try:
+            for writer in list(self.writers):
+                await writer.abort()
+        finally:
+            await self.files.aclose()
 
 
 class LocalBackend(Backend):
