@@ -36,7 +36,7 @@ class StreamEntry:
         return found
 
     def __post_init__(self) -> None:
-        _strip_special_bits(self)
+        _settle_mode(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class TreeEntry:
     mtime_ns: int | None = None
 
     def __post_init__(self) -> None:
-        _strip_special_bits(self)
+        _settle_mode(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,9 @@ def chunk_count(nbytes: int, chunk_bytes: int) -> int:
     return -(-nbytes // chunk_bytes)
 
 
-def _strip_special_bits(entry: StreamEntry | TreeEntry) -> None:
-    if entry.mode is not None and entry.mode & ~MODE_BITS:
+def _settle_mode(entry: StreamEntry | TreeEntry) -> None:
+    """Modes keep their permission bits alone, and only files and directories have one."""
+    if entry.kind not in ("file", "directory"):
+        object.__setattr__(entry, "mode", None)
+    elif entry.mode is not None and entry.mode & ~MODE_BITS:
         object.__setattr__(entry, "mode", entry.mode & MODE_BITS)

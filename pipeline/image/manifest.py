@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptpipe.pipeline.errors import ImageCorrupt, UnsupportedImage, UsageError
@@ -66,8 +66,8 @@ class Manifest:
         """
         try:
             data = seal(manifest_body(self))
-        except UnicodeEncodeError as error:
-            raise ValueError(f"a text of this manifest cannot be stored as UTF-8: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"this manifest cannot be stored as JSON in UTF-8: {error}") from error
         if len(data) > MANIFEST_LIMIT:
             raise UsageError(
                 f"the manifest of {len(self.streams)} streams and {len(self.tree)} other entries would have "
@@ -78,7 +78,8 @@ class Manifest:
             again = Manifest.decode(data)
         except CkptpipeError as error:
             raise ValueError(f"this manifest could not be read back: {error}") from error
-        if again != self:
+        # Free-form facts are what JSON makes of them: a tuple comes back as a list.
+        if replace(again, codec=self.codec, source=self.source, process=self.process) != self:
             raise ValueError("this manifest reads back as another one")
         return data
 

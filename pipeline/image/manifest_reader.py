@@ -192,7 +192,7 @@ def _stream_kind(fields: Fields, name: str) -> StreamKind:
             f"{fields.where}: kind {kind!a}, this ckptpipe knows {', '.join(STREAM_KINDS)}", cure=_UPGRADE
         )
     fitting = {
-        "files": ("file", "stdin"),
+        "files": ("file",),
         "host": ("buffer", "stdin"),
         "proc": ("gpu",) if "/gpu/" in name else ("driver",),
     }[name.partition("/")[0]]

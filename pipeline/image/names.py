@@ -14,6 +14,7 @@ import re
 from itertools import pairwise
 
 from ckptpipe.pipeline.errors import ImageCorrupt
+from ckptpipe.pipeline.image.strict_json import CURE
 
 NAME_MAX_BYTES = 4096  # of a whole stream name, escaped, as UTF-8
 COMPONENT_MAX_BYTES = 255  # of one component of a path, unescaped: what Linux file systems take
@@ -120,9 +121,11 @@ def check_tree(leaves: list[str], directories: list[str], where: str) -> None:
     )
     for (first, is_leaf), (second, _) in pairwise(keyed):
         if first == second:
-            raise ImageCorrupt(f"{where}: {_shown(first)} appears twice")
+            raise ImageCorrupt(f"{where}: {_shown(first)} appears twice", cure=CURE)
         if is_leaf and second.startswith(first + "\0"):
-            raise ImageCorrupt(f"{where}: {_shown(second)} lies below {_shown(first)}, which is no directory")
+            raise ImageCorrupt(
+                f"{where}: {_shown(second)} lies below {_shown(first)}, which is no directory", cure=CURE
+            )
 
 
 def _shown(key: str) -> str:
