@@ -27,6 +27,8 @@ def source_spec(sources: object) -> SourceSpec:
     """What `save` was given: a spec, a path, several paths, or {name: buffer}."""
     if isinstance(sources, SourceSpec):
         return sources
+    if sources == "-":
+        return SourceSpec("stdin", {})
     if isinstance(sources, str | os.PathLike):
         return SourceSpec("files", {"paths": [os.fspath(sources)]})
     if isinstance(sources, Mapping):
@@ -96,6 +98,12 @@ def link(
         made = _make_stage(stage, context)
         graph.add_stage(made, "" if stage.reads == SOURCE else stage.reads)
         encoders[stage.name] = made if isinstance(made, CompressStage) else encoders[stage.reads]
+    read = {stage.reads for stage in spec.stages} | {sink.reads for sink in spec.sinks}
+    for stage in spec.stages:
+        if stage.name not in read:
+            raise UsageError(
+                f"nothing reads from stage {stage.name!r}", cure="let a sink read it, or drop it"
+            )
     for number, sink in enumerate(spec.sinks):
         if sink.reads not in encoders:
             raise UsageError(f"sink {sink.url} reads from {sink.reads!r}, which is no node of this graph")

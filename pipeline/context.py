@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from ckptpipe.pipeline.codecs.pool import CodecPool
 from ckptpipe.pipeline.errors import UsageError
@@ -35,14 +36,31 @@ class GraphContext:
         self._ring: StagingRing | None = None
         self._codecs: CodecPool | None = None
         self._most = 0
+        self._claimed: set[str] = set()
 
     @property
     def chunk_bytes(self) -> int:
         return self.settings.chunk_bytes
 
+    def take_chunk_bytes(self, chunk_bytes: int) -> None:
+        """The chunks are an image's: their size is given, and a ring that was asked for may be too small."""
+        least = RING_MIN_SLOTS * chunk_bytes
+        ring = self.settings.ring_bytes
+        if 0 < ring < least:
+            self.notes.append(f"the ring has {least} bytes, not {ring}: the image's chunks are that large")
+            ring = least
+        self.settings = replace(self.settings, chunk_bytes=chunk_bytes, ring_bytes=ring)
+
     def expect(self, chunks: int) -> None:
         """The source has ``chunks`` chunks: the ring need not be larger than they are, nor under `SMALL_RING`."""
         self._most = max(chunks * self.chunk_bytes, SMALL_RING)
+
+    def claim(self, image_url: str) -> bool:
+        """False where another sink of this run writes the same image."""
+        if image_url in self._claimed:
+            return False
+        self._claimed.add(image_url)
+        return True
 
     @property
     def ring_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -76,7 +77,8 @@ class Graph:
             self._by_name[reads].readers.append(node)
         else:
             self._source_edges.append(node.edge)
-        self._by_name[work.name] = node
+        if isinstance(work, Stage):
+            self._by_name[work.name] = node
         self.nodes.append(node)
         return node
 
@@ -106,6 +108,8 @@ class Graph:
         finally:
             for node in self.nodes:
                 node.edge.drop()
+        # Every image stands from here on: nothing is undone any more, whatever happens.
+        await shielded(self._settle(sinks))
         self._tell(progress, final=True)
 
     # -- the parts of a run ----------------------------------------------------------------------------
@@ -116,7 +120,8 @@ class Graph:
             if node.error is not None:
                 continue
             try:
-                await (sink.check(self.source) if step == "check" else sink.begin(self.source))
+                async with _deadline(sink):
+                    await (sink.check(self.source) if step == "check" else sink.begin(self.source))
             except Exception as error:
                 if sink.policy == "required":
                     raise
@@ -154,9 +159,9 @@ class Graph:
                 await self._work(node)
         except asyncio.CancelledError:
             node.edge.drop()
-            if not isinstance(node.error, TimeoutError):
+            if node.error is None:
                 raise
-            await self._give_up(node, node.error)  # cancelled by `_watch`, not from outside
+            await self._give_up(node, node.error)  # cancelled by the graph, not from outside
         except Exception as error:
             node.edge.drop()
             if any(_sink(sink).policy == "required" and sink.error is None for sink in node.sinks()):
@@ -173,16 +178,27 @@ class Graph:
 
     async def _give_up(self, node: Node, error: BaseException) -> None:
         """A best-effort branch has failed: undo what it stored, and go on without it."""
+        node.edge.drop()
         for sink in node.sinks():
-            if sink.error is None or sink is node:
+            if sink is node:
+                sink.error = error
+                await shielded(self._undo(sink))
+            elif sink.error is None:
                 sink.error = error
                 sink.edge.drop()
-                await shielded(_sink(sink).abort())
-        node.edge.drop()
+                if sink.task is not None:
+                    sink.task.cancel()  # undone by its own task, when it has stopped
         if all(sink.error is not None for sink in self.sinks):
             raise SaveFailed(
-                "every sink failed: " + "; ".join(f"{sink.work.url}: {sink.error}" for sink in self.sinks)  # type: ignore[union-attr]
+                "every sink failed: " + "; ".join(f"{_sink(sink).url}: {sink.error}" for sink in self.sinks)
             ) from error
+
+    async def _undo(self, node: Node) -> None:
+        """Abort a sink. What it could not clean up is a note: gc finds it, and the others go on."""
+        try:
+            await _sink(node).abort()
+        except (CkptpipeError, OSError) as error:
+            self._context.notes.append(f"{_sink(node).url} was not cleaned up: {error}")
 
     async def _keep_alive(self, node: Node) -> None:
         if node.error is None:
@@ -215,6 +231,8 @@ class Graph:
     def _holds_up(self, node: Node) -> bool:
         """Whether the rest of the graph waits for this branch now."""
         others = [other for other in self.sinks if other is not node and other.error is None]
+        if not others:
+            return False  # nobody waits but the source, and without this sink there is nothing to save
         if self._source_done and all(other.done for other in others):
             return True
         starved = node.edge.full or self._context.ring.waiting > 0
@@ -222,8 +240,9 @@ class Graph:
 
     async def aclose(self) -> None:
         """Close every sink; the result can still be asked for."""
-        for node in self.sinks:
-            await _sink(node).aclose()
+        async with AsyncExitStack() as stack:
+            for node in self.sinks:
+                stack.push_async_callback(_sink(node).aclose)
 
     async def _commit(self, sinks: list[Node]) -> None:
         """Required sinks first, so that a save that fails here has made nothing visible that it cannot undo."""
@@ -232,26 +251,29 @@ class Graph:
             if node.error is not None:
                 continue
             try:
-                await sink.commit()
+                async with _deadline(sink):
+                    await sink.commit()
             except Exception as error:
                 if sink.policy == "required":
                     raise
                 await self._give_up(node, error)
-        for node in sinks:
-            if node.error is None:
-                await shielded(_sink(node).settle())
 
-    async def _abort(self, sinks: list[Node]) -> None:
-        errors = []
+    async def _settle(self, sinks: list[Node]) -> None:
         for node in sinks:
             if node.error is None:
                 try:
-                    await _sink(node).abort()
+                    await _sink(node).settle()
                 except (CkptpipeError, OSError) as error:
-                    errors.append(error)  # the others are still to be aborted
+                    self._context.notes.append(
+                        f"{_sink(node).url}: what was replaced is not all removed: {error}"
+                    )
+
+    async def _abort(self, sinks: list[Node]) -> None:
+        for node in sinks:
+            if node.error is None:
+                await self._undo(node)
         for node in self.nodes:
             node.edge.drop()
-        self._context.notes.extend(f"clean-up: {error}" for error in errors)
 
     def _tell(self, progress: ProgressCallback | None, *, final: bool = False) -> None:
         if progress is None:
@@ -265,3 +287,8 @@ class Graph:
 def _sink(node: Node) -> Sink:
     assert isinstance(node.work, Sink)
     return node.work
+
+
+def _deadline(sink: Sink) -> asyncio.Timeout:
+    """Nobody waits longer for a best-effort sink than it may lag."""
+    return asyncio.timeout(None if sink.policy == "required" else sink.deadline)

@@ -162,7 +162,7 @@ async def _reading(
 ) -> AsyncIterator[tuple[ImageReader, GraphContext]]:
     async with opened(url, options, settings) as (backend, context):
         reader = await open_image(backend, expect_digest=expect_digest)
-        context.settings = replace(context.settings, chunk_bytes=reader.manifest.chunk_bytes)
+        context.take_chunk_bytes(reader.manifest.chunk_bytes)
         yield reader, context
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageNotFound, UnsupportedImage
 from ckptpipe.pipeline.image.entries import StreamEntry
-from ckptpipe.pipeline.image.layout import MANIFEST_NAME, parse_object_name
-from ckptpipe.pipeline.image.leftovers import collect, remove_save, saves_at
+from ckptpipe.pipeline.image.layout import MANIFEST_NAME
+from ckptpipe.pipeline.image.leftovers import collect, live_lease, remove_save, saves_at
 from ckptpipe.pipeline.image.reader import open_image, read_manifest
 from ckptpipe.pipeline.operations import Options, opened
 from ckptpipe.pipeline.result import GcResult, ImageSummary
@@ -115,8 +115,8 @@ async def delete(url: str, *, options: Options | None = None, settings: Settings
             )
         await backend.delete(MANIFEST_NAME)
         removed = 1
-        for save_id in sorted({parsed.save_id for parsed in map(parse_object_name, names) if parsed}):
-            if save_id:
+        for save_id, save in sorted((await saves_at(backend)).items()):
+            if not await live_lease(backend, save):  # a save that runs now is another image's
                 removed += await remove_save(backend, save_id)
         await backend.remove_if_empty()
         return removed

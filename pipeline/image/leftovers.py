@@ -71,7 +71,7 @@ async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list
         if save_id == current:
             kept = [info for info in save.objects if info.name == lease_name(save_id)]
             save = SaveObjects(save_id, kept, save.uploads)  # a lease that outlived its commit
-        reason = "the manifest cannot be read" if current is UNREADABLE else await _live(backend, save, now)
+        reason = "the manifest cannot be read" if current is UNREADABLE else await live_lease(backend, save)
         items += await _take(backend, save, older_than=older_than, dry_run=dry_run, now=now, reason=reason)
     loose = SaveObjects("", [], temporary)
     items += await _take(backend, loose, older_than=older_than, dry_run=dry_run, now=now, reason="")
@@ -98,13 +98,13 @@ def save_id_of(manifest: bytes) -> str:
     return Manifest.decode(manifest).save_id
 
 
-async def _live(backend: Backend, save: SaveObjects, now: float) -> str:
+async def live_lease(backend: Backend, save: SaveObjects) -> str:
     """Why the save may still be running, "" where it is not."""
     name = lease_name(save.save_id)
     info = next((info for info in save.objects if info.name == name), None)
     if info is None:
         return ""
-    age = now - info.modified
+    age = time.time() - info.modified
     if age > LEASE_TTL:
         return ""
     holder = ""
@@ -123,7 +123,7 @@ async def _take(
     newest = max(
         [info.modified for info in save.objects] + [upload.started for upload in save.uploads], default=0.0
     )
-    if not reason and now - newest < older_than:
+    if not reason and older_than > 0 and now - newest < older_than:
         reason = f"younger than {older_than:.0f} s"
     lease = lease_name(save.save_id) if save.save_id else ""
     for info in sorted(save.objects, key=lambda info: info.name == lease):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptpipe.pipeline.errors import DigestMismatch, ImageIncomplete, ImageNotFound, UsageError
+from ckptpipe.pipeline.image.entries import ObjectEntry
 from ckptpipe.pipeline.image.index import Index
 from ckptpipe.pipeline.image.layout import (
     MANIFEST_NAME,
     STRIPE_MARKER_MAX,
     check_stripe_marker,
     padded,
+    parse_object_name,
     stripe_name,
 )
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest, digest_of
@@ -58,7 +60,8 @@ class ImageReader:
         positions = {stream.name: position for position, stream in enumerate(self.manifest.streams)}
         chosen = []
         for name in streams:
-            position = positions.get(name, positions.get(f"files/{name}"))
+            spelled = (name, f"files/{name}", f"host/{name}")
+            position = next((positions[each] for each in spelled if each in positions), None)
             if position is None:
                 raise UsageError(
                     f"{self.url} has no stream {name!r}",
@@ -105,44 +108,75 @@ async def read_manifest(backend: Backend) -> tuple[Manifest, str]:
 
 async def open_image(backend: Backend, *, expect_digest: str = "") -> ImageReader:
     """Read and check manifest and index, and that every object is there in full."""
-    manifest, digest = await read_manifest(backend)
+    try:
+        manifest, digest = await read_manifest(backend)
+    except ImageNotFound as error:
+        if any([parse_object_name(info.name) is not None async for info in backend.list()]):
+            raise ImageIncomplete(
+                f"{backend.url}: {MANIFEST_NAME} is missing: its save never ended, or the file was deleted",
+                cure="save again; what a crashed save left is removed by: ckptpipe gc URL",
+            ) from error
+        raise
     if expect_digest and digest != _normal(expect_digest):
         raise DigestMismatch(
             f"{backend.url} has the digest {digest}, not {_normal(expect_digest)}",
             cure="this is another image, or its manifest was changed",
         )
-    try:
-        stored = await backend.read_bytes(manifest.index.name, limit=manifest.index.bytes)
-    except ObjectNotFound as error:
-        raise ImageIncomplete(f"{backend.url}: the index {manifest.index.name} is missing") from error
+    sizes = {info.name: info.size async for info in backend.list()}
+    _check_index_size(backend, manifest, sizes)
+    stored = await backend.read_bytes(manifest.index.name, limit=manifest.index.bytes)
     index = await asyncio.to_thread(Index.decode, stored, manifest)
-    await _check_objects(backend, manifest)
+    await _check_stripes(backend, manifest, sizes)
+    for position, entry in enumerate(manifest.objects):
+        problem = _problem_of(sizes.get(entry.name), entry)
+        if problem:
+            where = _first_beyond(index, manifest, position, sizes.get(entry.name, 0))
+            raise ImageIncomplete(
+                f"{backend.url}: {where}the data object {entry.name} {problem}",
+                cure="restore from another copy of the image",
+            )
     return ImageReader(backend, manifest, index, digest)
 
 
-async def _check_objects(backend: Backend, manifest: Manifest) -> None:
-    sizes = {info.name: info.size async for info in backend.list()}
-    if manifest.stripes > 1:
-        missing = [
-            stripe for stripe in range(manifest.stripes) if stripe_name(manifest.save_id, stripe) not in sizes
-        ]
-        if missing:
-            numbers = ", ".join(str(stripe + 1) for stripe in missing)
-            raise ImageIncomplete(
-                f"{backend.url}: stripe {numbers} of {manifest.stripes} is missing",
-                cure="name the directories of all stripes in the URL: nvme:/a/NAME,/b/NAME",
-            )
-    for stripe in range(manifest.stripes if manifest.stripes > 1 else 0):
+def _check_index_size(backend: Backend, manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    name, size = manifest.index.name, sizes.get(manifest.index.name)
+    if size is None:
+        raise ImageIncomplete(f"{backend.url}: the index {name} is missing")
+    if size != manifest.index.bytes:
+        raise ImageIncomplete(
+            f"{backend.url}: the index {name} has {size} bytes, the manifest says {manifest.index.bytes}"
+        )
+
+
+def _problem_of(size: int | None, entry: ObjectEntry) -> str:
+    if size is None:
+        return "is missing"
+    return "" if size == entry.bytes else f"has {size} bytes, the manifest says {entry.bytes}"
+
+
+def _first_beyond(index: Index, manifest: Manifest, position: int, size: int) -> str:
+    """The first chunk of an object that does not lie whole below ``size``, "" where there is none."""
+    for row in index.rows():
+        if not row.zero and row.object == position and row.offset + row.stored_bytes > size:
+            return f"stream {manifest.streams[row.stream].name} chunk {row.number} cannot be read: "
+    return ""
+
+
+async def _check_stripes(backend: Backend, manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    if manifest.stripes == 1:
+        return
+    missing = [
+        stripe for stripe in range(manifest.stripes) if stripe_name(manifest.save_id, stripe) not in sizes
+    ]
+    if missing:
+        numbers = ", ".join(str(stripe + 1) for stripe in missing)
+        raise ImageIncomplete(
+            f"{backend.url}: stripe {numbers} of {manifest.stripes} is missing",
+            cure="name the directories of all stripes in the URL: nvme:/a/NAME,/b/NAME",
+        )
+    for stripe in range(manifest.stripes):
         marker = await backend.read_bytes(stripe_name(manifest.save_id, stripe), limit=STRIPE_MARKER_MAX)
         check_stripe_marker(marker, manifest.save_id, stripe, manifest.stripes)
-    for stored in manifest.objects:
-        size = sizes.get(stored.name)
-        if size is None:
-            raise ImageIncomplete(f"{backend.url}: the data object {stored.name} is missing")
-        if size != stored.bytes:
-            raise ImageIncomplete(
-                f"{backend.url}: the data object {stored.name} has {size} bytes, the manifest says {stored.bytes}"
-            )
 
 
 def _normal(digest: str) -> str:

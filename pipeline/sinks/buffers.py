@@ -32,6 +32,8 @@ class BuffersSink(Sink):
         self._leases: list[Lease] = []
 
     async def check(self, source: Source) -> None:
+        if len(source.streams) != len(self._buffers):
+            raise UsageError("two buffers are named after one stream", cure="give one buffer for each stream")
         for stream in source.streams:
             name = next((name for name in names_of(stream.name) if name in self._buffers), None)
             assert name is not None, "the source was made from the buffers' names"

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from ckptpipe.pipeline.codecs import CodecChoice
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge
-from ckptpipe.pipeline.errors import ImageCorrupt, ImageExists, UnsupportedImage
+from ckptpipe.pipeline.errors import ImageCorrupt, ImageExists, UnsupportedImage, UsageError
 from ckptpipe.pipeline.image.entries import IndexEntry, ObjectEntry, StreamEntry, Totals, Writer, chunk_count
 from ckptpipe.pipeline.image.index_builder import EncodedIndex, IndexBuilder
 from ckptpipe.pipeline.image.layout import (
@@ -73,8 +73,10 @@ class ImageSink(Sink):
         self._container: Backend | None = None
         self._replaced = b""  # manifest of the image that is being replaced
         self._packer: Packer | None = None
+        self._source: Source | None = None
         self._begun = False
         self._committed = False
+        self._manifest_bytes = b""  # from the moment in which it may be stored
         self._digest = ""
         self._seconds = 0.0
 
@@ -83,7 +85,9 @@ class ImageSink(Sink):
         self._container = container
         self.url = container.url
         self._image = container.child(self._image_name)
-        await self._image.check(writing=True, need_bytes=source.total_bytes or 0)
+        if not self._context.claim(self._image.url):
+            raise UsageError(f"two sinks write to {self._image.url}", cure="give each a URL of its own")
+        await self._image.check(writing=True, need_bytes=self._need_bytes(source))
         try:
             stored = await self._image.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
         except ObjectNotFound:
@@ -94,6 +98,10 @@ class ImageSink(Sink):
                 cure="choose another --name, or replace it with --overwrite",
             )
         self._replaced = stored
+
+    def _need_bytes(self, source: Source) -> int:
+        """What must fit; 0 where that is not known: compressed chunks are smaller by what nobody knows yet."""
+        return 0 if self._codec.compresses else source.need_bytes
 
     async def begin(self, source: Source) -> None:
         self._source = source
@@ -118,6 +126,7 @@ class ImageSink(Sink):
             await packer.add(chunk)
         await packer.finish()
         step = self._context.chunk_bytes
+        assert self._source is not None
         counts = [chunk_count(stream.nbytes, step) for stream in self._source.streams]
         self._encoded = await asyncio.to_thread(self._index.encode, counts)
         await self._image.put_atomic(index_name(self.save_id), self._encoded.stored)
@@ -140,6 +149,7 @@ class ImageSink(Sink):
     async def commit(self) -> None:
         stored = await asyncio.to_thread(self._manifest)
         self._digest = digest_of(stored)
+        self._manifest_bytes = stored
         try:
             await self._image.put_atomic(MANIFEST_NAME, stored, if_absent=not self._overwrite)
         except ObjectExists as error:
@@ -164,8 +174,8 @@ class ImageSink(Sink):
         self._begun = False
 
     def _manifest(self) -> bytes:
-        assert self._packer is not None and self._encoded is not None
         source, encoded, step = self._source, self._encoded, self._context.chunk_bytes
+        assert self._packer is not None and encoded is not None and source is not None
         name = index_name(self.save_id)
         index = IndexEntry(name, len(encoded.stored), encoded.raw_bytes, encoded.sha256, encoded.rows)
         objects = [
@@ -189,30 +199,55 @@ class ImageSink(Sink):
             totals=Totals(raw_bytes, self._packer.stored_bytes, encoded.rows, encoded.zero_chunks),
             tree=tuple(source.tree),
             stripes=self._image.capabilities.stripes,
-            codec=_codec_facts(self._codec),
+            codec=source.codec_facts() if self._compress is None else _codec_facts(self._codec),
             source=source.facts(),
         )
         return manifest.encode()
 
     async def abort(self) -> None:
-        if not self._begun or self._container is None:
-            return
-        await shielded(self._abort())
+        if self._container is not None:
+            await shielded(self._abort())
 
     async def _abort(self) -> None:
-        if self._committed and self._replaced:
-            await self._image.put_atomic(MANIFEST_NAME, self._replaced)
-        elif self._committed:
-            await self._image.delete(MANIFEST_NAME)
-        if self._packer is not None:
-            await self._packer.abort()
-        await remove_save(self._image, self.save_id)
+        if self._begun:
+            try:
+                await self._withdraw()
+            finally:
+                try:
+                    if self._packer is not None:
+                        await self._packer.abort()
+                finally:
+                    await remove_save(self._image, self.save_id)
+            self._begun = self._committed = False
         await self._image.remove_if_empty()
-        self._begun = False
+
+    async def _withdraw(self) -> None:
+        """Undo `commit`, also one that was cut off: whether its manifest stands is asked of the store."""
+        ours = self._manifest_bytes
+        if not ours:
+            return
+        try:
+            stands = await self._image.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
+        except ObjectNotFound:
+            return
+        if not ours.startswith(stands):  # somebody else's, or the old one (a store may write in place)
+            return
+        if self._replaced:
+            await self._image.put_atomic(MANIFEST_NAME, self._replaced)
+        else:
+            await self._image.delete(MANIFEST_NAME)
+        self._manifest_bytes = b""
 
     async def aclose(self) -> None:
         if self._container is not None:
             await self._container.aclose()
+
+    def _codec_name(self) -> str:
+        """As asked; of a copy that keeps the stored bytes, what the image was saved with."""
+        if self._compress is not None or self._source is None:
+            return str(self._codec)
+        facts = self._source.codec_facts()
+        return ":".join(str(facts[key]) for key in ("name", "level") if key in facts)
 
     def result(self) -> SinkResult:
         packer, compress = self._packer, self._compress
@@ -229,7 +264,7 @@ class ImageSink(Sink):
             stored_bytes=packer.stored_bytes if packer is not None else 0,
             index_bytes=len(self._encoded.stored) if self._encoded is not None else 0,
             objects=len(packer.objects) if packer is not None else 0,
-            codec=str(self._codec),
+            codec=self._codec_name(),
             codec_backend="cpu" if compress is not None and compress.compressed else "",
             chunks_compressed=compress.compressed if compress is not None else 0,
             chunks_raw=compress.raw if compress is not None else 0,

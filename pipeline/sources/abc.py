@@ -54,6 +54,15 @@ class Source(ABC):
     @abstractmethod
     async def aclose(self) -> None: ...
 
+    @property
+    def need_bytes(self) -> int:
+        """What an uncompressed copy of everything takes up; 0 where that is not known."""
+        return self.total_bytes or 0
+
+    def codec_facts(self) -> dict[str, Any]:
+        """For the manifest's ``codec``, where chunks are stored as this source emits them."""
+        return {"name": "none"}
+
     def facts(self) -> dict[str, Any]:
         """For the manifest's ``source``: plain facts, no secrets."""
         return {"kind": self.kind}

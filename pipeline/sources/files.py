@@ -287,6 +287,11 @@ class FilesSource(Source):
             os.close(file.fd)
         self._opened.clear()
 
+    @property
+    def need_bytes(self) -> int:
+        """Holes are not stored."""
+        return sum(min(found.seen.st_size, found.seen.st_blocks * 512) for found in self._found)
+
     def facts(self) -> dict[str, Any]:
         return {"kind": self.kind, "paths": [escape(os.fsencode(path)) for path in self.paths]}
 

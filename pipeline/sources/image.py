@@ -157,6 +157,16 @@ class ImageSource(Source):
             cure="restore from another copy of the image",
         )
 
+    @property
+    def need_bytes(self) -> int:
+        whole = len(self._chosen) == len(self.reader.manifest.streams)
+        return (
+            self.reader.manifest.totals.stored_bytes if whole and not self._decode else self.total_bytes or 0
+        )
+
+    def codec_facts(self) -> dict[str, Any]:
+        return {"name": "none"} if self._decode else dict(self.reader.manifest.codec)
+
     def facts(self) -> dict[str, Any]:
         manifest = self.reader.manifest
         return {

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 
 from ckptpipe.pipeline.chunk import released_on_error
 from ckptpipe.pipeline.context import GraphContext
@@ -38,6 +39,8 @@ class StdinSource(Source):
         self._context = context
         stream = stream_of(self._name)
         try:
+            if self._fd == 0 and sys.__stdin__ is None:  # started closed: the number belongs to another file
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             mode = os.fstat(self._fd).st_mode
         except OSError as error:
             raise SourceError(
