@@ -26,11 +26,11 @@ cdef class Operation:
     cdef int kind, state, fd, mode, slot
     cdef bint direct  # the descriptor was opened with O_DIRECT
     cdef bint polling  # io_uring: waits for readiness after EAGAIN
-    cdef bint rerouted  # libaio: the thread path has it
+    cdef bint rerouted  # the usual way was not ready for it: libaio uses a thread, io_uring a kernel worker
     cdef unsigned char* base
     cdef int64_t offset, total
     cdef int64_t done  # bytes known to be transferred
-    cdef int64_t position  # where the transfer under way starts; under `done` when a direct read re-reads a block
+    cdef int64_t position  # where the transfer starts; under `done` when a direct read re-reads a block
 
     cdef int64_t file_offset(self) noexcept
     cdef int64_t size(self) noexcept
@@ -68,8 +68,8 @@ cdef class Engine:
     cdef int clear_eventfd(self) except -1
     cdef int retry_later(self) except -1
     cdef int transferred(self, Operation op, int64_t count) except -1
+    cdef int fail(self, Operation op, int number, str cure) except -1
     cdef int settle(self, Operation op, object error) except -1
-    cdef int forget(self, Operation op) except -1
     cdef int check_owner(self) except -1
     cdef Operation prepare(self, int kind, int fd, object path)
     cdef object enqueue(self, Operation op)

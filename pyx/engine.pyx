@@ -1,8 +1,8 @@
 """Asynchronous file I/O: what all engines share.
 
-An `Operation` waits in a FIFO queue until one of ``depth`` slots is free, keeps its slot while it is continued
-after short transfers, and holds its lease until the kernel has answered for the last time. A subclass only
-starts, submits and reaps transfers; `Engine.finished` decides what an answer means.
+An `Operation` waits in a FIFO queue until one of ``depth`` slots is free, keeps its slot while it is
+continued after short transfers, and holds its lease until the kernel has answered for the last time. A
+subclass only starts, submits and reaps transfers; `Engine.finished` decides what an answer means.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ cdef class Operation:
     def abandon(self, future):
         """Done-callback of operations that wait for a slot: a cancelled one gives its memory up at once."""
         if self.state == QUEUED and future.cancelled():
-            self.engine.forget(self)
+            self.engine.settle(self, None)  # its husk stays in the queue, and `flush` passes over it
 
 
 cdef class Engine:
@@ -106,6 +106,8 @@ cdef class Engine:
     def __init__(self, int depth, str requested, str why):
         if not 1 <= depth <= MAX_DEPTH:
             raise ValueError(f"depth {depth} is not in 1..{MAX_DEPTH}")
+        if self.loop is not None:
+            raise RuntimeError("an engine is opened once")
         self.loop = asyncio.get_running_loop()
         self.depth = depth
         self.requested = requested
@@ -193,7 +195,8 @@ cdef class Engine:
         try:
             await self.drain()
         finally:
-            self.release()
+            if not self.accepted:  # else this coroutine was thrown away, and the kernel still has memory
+                self.release()
 
     # -- from the call to the slot -----------------------------------------------------------------------
 
@@ -268,19 +271,21 @@ cdef class Engine:
 
     cdef int flush(self) except -1:
         cdef Operation op
-        while self.queue and self.unused:
-            op = <Operation>self.queue.popleft()
-            if op.state != QUEUED:
-                continue
-            if op.future.done():  # cancelled before it began
-                self.settle(op, None)
-                continue
-            op.slot = <int>self.unused.pop()
-            op.state = RUNNING
-            self.slots[op.slot] = op
-            self.start(op)
-        if not self.closed:
+        while not self.closed:
+            while self.queue and self.unused:
+                op = <Operation>self.queue.popleft()
+                if op.state != QUEUED:
+                    continue
+                if op.future.done():  # cancelled before it began
+                    self.settle(op, None)
+                    continue
+                op.slot = <int>self.unused.pop()
+                op.state = RUNNING
+                self.slots[op.slot] = op
+                self.start(op)
             self.submit()
+            if not (self.queue and self.unused):  # else the kernel refused some at once, which freed slots
+                break
         return 0
 
     cdef int retry_later(self) except -1:
@@ -320,7 +325,7 @@ cdef class Engine:
                 return self.start(op)
             if number == EAGAIN:
                 return self.again(op)
-            return self.settle(op, io_error(number, _NAMES[op.kind], op.path, cure=_cure(number, op)))
+            return self.fail(op, number, _cure(number, op))
         if op.kind == READ or op.kind == WRITE:
             return self.transferred(op, result)
         return self.settle(op, None)
@@ -328,7 +333,7 @@ cdef class Engine:
     cdef int transferred(self, Operation op, int64_t count) except -1:
         cdef int64_t reached = op.position + count
         if count == 0 and op.kind == WRITE:
-            return self.settle(op, io_error(EIO, "write", op.path, cure="the file takes no more bytes"))
+            return self.fail(op, EIO, "the file takes no more bytes")
         # A direct read that was continued at the start of a block got nothing new: the end of the file.
         if count == 0 or reached <= op.done:
             return self.settle(op, None)
@@ -344,23 +349,27 @@ cdef class Engine:
                 op.position = reached
         return self.start(op)
 
+    cdef int fail(self, Operation op, int number, str cure) except -1:
+        return self.settle(op, io_error(number, _NAMES[op.kind], op.path, cure=cure))
+
     cdef int settle(self, Operation op, object error) except -1:
         cdef object future = op.future
+        cdef Lease lease = op.lease
         cdef int left
         op.state = SETTLED
         if op.slot >= 0:
             self.slots[op.slot] = None
             self.unused.append(op.slot)
             op.slot = -1
-        if op.lease is not None:
-            op.lease.unhold()
-            op.lease = None
+        op.lease = None
         self.accepted -= 1
         left = <int>self.busy[op.fd] - 1
         if left:
             self.busy[op.fd] = left
         else:
             del self.busy[op.fd]
+        if lease is not None:
+            lease.unhold()  # may run an ``on_release``, which may ask for more I/O
         if not future.done():
             if error is not None:
                 future.set_exception(error)
@@ -378,10 +387,6 @@ cdef class Engine:
                 else:
                     self.waiters.append(entry)
         return 0
-
-    cdef int forget(self, Operation op) except -1:
-        # Its husk stays in the queue, and `flush` passes over it.
-        return self.settle(op, None)
 
     # -- set-up and end ----------------------------------------------------------------------------------
 

@@ -82,10 +82,10 @@ _FILESYSTEMS = {
 
 
 def dio_alignment(int fd, path):
-    """(alignment of memory, alignment of offset and length) for direct I/O on ``fd``, None without direct I/O.
+    """(alignment of memory, alignment of offset and length) for direct I/O on ``fd``; None: no direct I/O.
 
-    From statx(2) where kernel and file system tell (6.1; ext4, xfs, f2fs, block devices, tmpfs not). Else a
-    block device's logical block size, or 4096 where the file can be opened with O_DIRECT.
+    From statx(2) where kernel and file system tell (6.1; ext4, xfs, f2fs, block devices; tmpfs does not).
+    Else a block device's logical block size, or 4096 where the file can be opened with O_DIRECT.
     """
     cdef uint32_t memory = 0, offset = 0
     cdef int rc, other, flags
@@ -115,9 +115,9 @@ def dio_alignment(int fd, path):
 def openat2(int dirfd, path, int flags, unsigned mode=0, uint64_t resolve=0x08 | 0x04):
     """Open ``path`` under ``dirfd``, by default beneath it and through no symbolic link; close-on-exec.
 
-    Where the kernel (before 5.6) or a seccomp filter has no openat2, the path is walked component by component
-    with O_NOFOLLOW. That is stricter: it refuses ``..`` and links whatever ``resolve`` says. ELOOP: a link;
-    EXDEV: a path that leaves ``dirfd``.
+    Where the kernel (before 5.6) or a seccomp filter has no openat2, the path is walked component by
+    component with O_NOFOLLOW. That is stricter: it refuses ``..`` and links whatever ``resolve`` says.
+    ELOOP: a link; EXDEV: a path that leaves ``dirfd``.
     """
     cdef int fd
     cdef bytes name = _path(path)

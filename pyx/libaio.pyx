@@ -52,7 +52,7 @@ cdef class LibaioEngine(ThreadsEngine):
 
     cdef bint asynchronous(self, Operation op) noexcept:
         cdef struct_stat status
-        if not op.direct or op.rerouted or (op.kind != READ and op.kind != WRITE):
+        if not op.direct or op.rerouted or op.offset < 0 or (op.kind != READ and op.kind != WRITE):
             return False
         return fstat(op.fd, &status) == 0 and (S_ISREG(status.st_mode) or S_ISBLK(status.st_mode))
 

@@ -12,7 +12,7 @@ MAX_THREADS = 16
 
 
 cdef class ThreadsEngine(Engine):
-    """Works on every kernel and file. A thread an operation, up to ``threads``, started as they are needed."""
+    """Works on every kernel and file. A thread an operation, up to ``threads``, started as needed."""
 
     def __init__(self, int depth, str requested="threads", str why="", *, int threads=0):
         cdef int error = 0
@@ -25,7 +25,8 @@ cdef class ThreadsEngine(Engine):
             raise MemoryError()
         self.pool = io_threads_open(threads or min(depth, MAX_THREADS), self.eventfd, &error)
         if self.pool == NULL:
-            raise set_up_error(-error, "pthread_create", "", "raise the limit of processes (ulimit -u, pids.max)")
+            cure = "raise the limit of processes (ulimit -u, pids.max)"
+            raise set_up_error(-error, "pthread_create", "", cure)
         if type(self) is ThreadsEngine:
             self.attach()
 

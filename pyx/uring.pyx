@@ -5,10 +5,8 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from libc.errno cimport EAGAIN, EBUSY, EINVAL, EMFILE, ENOMEM, ENOSYS, EOPNOTSUPP, EPERM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
-from posix.unistd cimport close as c_close
-from posix.unistd cimport getpid
 
-from ckptpipe.pyx.engine cimport FALLOCATE, FSYNC, READ, WRITE, Engine, Operation
+from ckptpipe.pyx.engine cimport FALLOCATE, FSYNC, READ, Engine, Operation
 
 import os
 
@@ -118,7 +116,14 @@ cdef class UringEngine(Engine):
         self.exports = []
 
     def __init__(
-        self, int depth, str requested="io_uring", str why="", *, buffers=(), bint denied=False, bint deferred=True
+        self,
+        int depth,
+        str requested="io_uring",
+        str why="",
+        *,
+        buffers=(),
+        bint denied=False,
+        bint deferred=True,
     ):
         cdef int rc
         Engine.__init__(self, depth, requested, why)
@@ -190,7 +195,8 @@ cdef class UringEngine(Engine):
             try:
                 export = memoryview(item)
             except TypeError:
-                raise TypeError(f"buffers: {type(item).__name__} is neither a staging ring nor a buffer") from None
+                kind = type(item).__name__
+                raise TypeError(f"buffers: {kind} is neither a staging ring nor a buffer") from None
             if export.readonly:
                 export.release()
                 self.notes.append("io_uring: a read-only buffer was not registered")
@@ -274,7 +280,7 @@ cdef class UringEngine(Engine):
             sqe.buf_index = <uint16_t>piece
         else:
             sqe.opcode = RING_OP_READ if op.kind == READ else RING_OP_WRITE
-        if not op.direct and nbytes >= INLINE_BYTES:
+        if op.rerouted or (not op.direct and nbytes >= INLINE_BYTES):
             sqe.flags = RING_SQE_ASYNC
         sqe.off = <uint64_t>op.file_offset()
         sqe.addr = <uintptr_t>(op.base + op.position)
@@ -294,15 +300,16 @@ cdef class UringEngine(Engine):
         lost = []
         while ring_take_back(&self.ring, &slot) == 1:
             lost.append(self.slots[slot])
+        cure = "the kernel refuses io_uring_enter: use the I/O engine libaio or threads"
         for op in lost:
-            self.settle(<Operation>op, _refused(-rc, "io_uring_enter"))
+            self.fail(<Operation>op, -rc, cure)
         return 0
 
     cdef int reap(self) except -1:
         cdef ring_cqe[EVENTS] answers
         cdef unsigned i, n
-        # DEFER_TASKRUN: the eventfd tells that completions wait; they are posted here, which signals it again.
-        # So it is read afterwards, and a completion that came in between shows in the ring's flags.
+        # DEFER_TASKRUN: the eventfd tells that completions wait; they are posted here, which signals it
+        # again. So it is read afterwards, and a completion that came in between shows in the ring's flags.
         if self.deferred:
             ring_run_deferred(&self.ring)
         self.clear_eventfd()
@@ -325,7 +332,10 @@ cdef class UringEngine(Engine):
         return self.finished(op, result)
 
     cdef int again(self, Operation op) except -1:
-        op.polling = True  # a non-blocking pipe or socket: wait until it is ready
+        if op.offset >= 0 and not op.rerouted:
+            op.rerouted = True  # a file that cannot be tried without blocking
+        else:
+            op.polling = True  # a non-blocking pipe or socket: wait until it is ready
         return self.start(op)
 
     cdef int shut(self) except -1:

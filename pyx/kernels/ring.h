@@ -24,7 +24,6 @@ enum { RING_SQE_ASYNC = 1u << 4 };      /* never try inline: hand to a kernel wo
 enum { RING_FSYNC_DATASYNC = 1u << 0 };
 
 enum {
-    RING_SETUP_CLAMP = 1u << 4,
     RING_SETUP_SUBMIT_ALL = 1u << 7,    /* 5.18 */
     RING_SETUP_COOP_TASKRUN = 1u << 8,  /* 5.19 */
     RING_SETUP_TASKRUN_FLAG = 1u << 9,  /* 5.19 */

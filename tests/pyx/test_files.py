@@ -243,7 +243,7 @@ def test_file_system_by_name(tmp_path: Path, small_disk: Path) -> None:
         assert files.filesystem(fd) == (0xEF53, "ext4")
     shown = subprocess.run(["stat", "-f", "-c", "%t", tmp_path], capture_output=True, text=True, check=True)
     assert files.filesystem(tmp_path)[0] == int(shown.stdout, 16)
-    with pytest.raises(FileNotFoundError, match="statfs .*missing: No such file"):
+    with pytest.raises(FileNotFoundError, match=r"statfs .*missing: No such file"):
         files.filesystem(tmp_path / "missing")
 
 
@@ -295,7 +295,7 @@ def test_ranges_of_full_and_empty_files_and_of_what_cannot_tell(workdir: Path) -
 
 def test_sync_of_a_directory(tmp_path: Path) -> None:
     assert files.fsync_directory(tmp_path) is True
-    with pytest.raises(FileNotFoundError, match="open .*missing"):
+    with pytest.raises(FileNotFoundError, match=r"open .*missing"):
         files.fsync_directory(tmp_path / "missing")
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):

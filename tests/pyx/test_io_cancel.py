@@ -68,15 +68,15 @@ def test_cancelled_while_it_waits_for_a_slot(kind: EngineName, loop: str) -> Non
         async with engine(kind, depth=1) as io:
             with ring(3) as staging, pipe() as (source, sink):
                 leases = [await staging.acquire() for _ in range(3)]
-                first, second, third = (io.read(source, lease, 1, -1, "pipe") for lease in leases)
+                reads = [io.read(source, lease, 1, -1, "pipe") for lease in leases]
                 for lease in leases:
                     lease.release()
                 assert (io.inflight, io.running, staging.free) == (3, 1, 0)
-                second.cancel()
+                reads[1].cancel()
                 await turns()
                 assert (io.inflight, io.running, staging.free) == (2, 1, 1)
                 os.write(sink, b"ab")
-                assert await asyncio.gather(first, third) == [1, 1]
+                assert [await reads[i] for i in (0, 2)] == [1, 1]
                 assert staging.free == 3
 
     run(main(), loop)

@@ -225,6 +225,69 @@ def test_child_after_fork_is_refused(kind: EngineName) -> None:
     assert done.stdout.endswith("open an engine after the fork, or start the process with spawn 0\n")
 
 
+@needs_uring
+def test_operation_that_the_kernel_will_not_take_any_more() -> None:
+    """A filter installed after the engine was opened: the operations fail by name, nothing stays held."""
+    done = python(
+        """
+        import asyncio, sys
+        from ckptpipe.pyx.io_engine import open_engine
+        from ckptpipe.pyx.staging import lease_buffer, outstanding
+        async def main():
+            io = open_engine("io_uring", depth=4)
+            exec(sys.argv[2], {})
+            with lease_buffer(bytearray(10)) as lease, open("/dev/zero", "rb") as file:
+                reads = [io.read(file.fileno(), lease, 10, 0, f"zero{i}") for i in range(6)]
+                for error in await asyncio.gather(*reads, return_exceptions=True):
+                    print(type(error).__name__, error)
+            print(outstanding(), io.inflight, io.running)
+            await io.aclose()
+        asyncio.run(main())
+        """,
+        str(IO_URING_ENTER),
+        SECCOMP,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(";")[0] for line in lines[:6]] == [
+        f"IoPermissionError read zero{i}: Operation not permitted" for i in range(6)
+    ]
+    assert "io_uring_enter" in lines[0]
+    assert lines[6] == "0 0 0"
+
+
+def test_close_that_is_thrown_away_keeps_what_the_kernel_has() -> None:
+    """A loop that stops in the middle of aclose(): closing the ring then would free memory under the kernel."""
+    done = python(
+        """
+        import asyncio, os
+        from ckptpipe.pyx.io_engine import live_engines, open_engine
+        from ckptpipe.pyx.staging import StagingRing
+        ring = StagingRing(1, 4096, huge_pages="off", prefault_threads=1)
+        source, sink = os.pipe()
+        loop = asyncio.new_event_loop()
+        async def main():
+            io = open_engine("threads")
+            with await ring.acquire() as lease:
+                io.read(source, lease, 1, -1, "pipe")
+            await asyncio.sleep(0)
+            return io
+        io = loop.run_until_complete(main())
+        closing = io.aclose()
+        closing.send(None)
+        closing.close()
+        print(live_engines(), ring.in_use, io.running)
+        os.write(sink, b"1")
+        async def again():
+            await io.aclose()
+        loop.run_until_complete(again())
+        print(live_engines(), ring.in_use, io.running)
+        loop.close()
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "1 1 1\n0 0 0\n"), done.stderr
+
+
 def test_unclosed_engine_at_exit_of_the_loop() -> None:
     """A loop that ends with an operation in the kernel: the memory stays, the process ends."""
     done = python(
