@@ -214,6 +214,7 @@ _SETTINGS = {
     "huge_pages": "huge_pages",
     "lock_memory": "lock_memory",
     "source_direct": "source_direct",
+    "target_direct": "target_direct",
 }
 
 

@@ -153,8 +153,13 @@ def line(progress: Progress, rate: float) -> str:
         parts[0] += f" of {format_bytes(total)} ({min(100, done * 100 // total)} %)"
     parts.append(format_rate(rate))
     if total and done < total:
-        parts.append(f"{duration((total - done) / rate)} left" if rate > 0 else "time left unknown")
+        parts.append(f"{_time_left((total - done) / rate)} left" if rate > 0 else "time left unknown")
     return ", ".join(parts)
+
+
+def _time_left(seconds: float) -> str:
+    """In whole seconds: nobody reads a tenth of one in time."""
+    return f"{max(1, round(seconds))} s" if seconds < 99.5 else duration(seconds)
 
 
 @contextmanager

@@ -28,6 +28,11 @@ _DIGEST = click.option(
 )
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream. May be repeated.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option(
+    "--target-direct",
+    type=click.Choice(["auto", "on", "off"]),
+    help="Bypass the page cache when the restored files are written.",
+)
 @_DIGEST
 @output_flags
 @backend_flags

@@ -130,6 +130,9 @@ class RunSettings(_Model):
     source_direct: choice("auto", "on", "off") = Field(  # type: ignore[valid-type]
         "auto", description="Bypass the page cache when source files are read"
     )
+    target_direct: choice("auto", "on", "off") = Field(  # type: ignore[valid-type]
+        "auto", description="Bypass the page cache when restored files are written"
+    )
     huge_pages: choice("auto", "thp", "hugetlb", "off") = Field(  # type: ignore[valid-type]
         "auto", description="Huge pages for the staging ring"
     )

@@ -117,12 +117,15 @@ def test_every_setting_can_be_said() -> None:
           io_engine: threads
           io_depth: 8
           source_direct: off
+          target_direct: on
           huge_pages: false
           lock_memory: yes
           numa_node: 0
         """
     )
-    assert made.settings == Settings(MIB, 64 * MIB, 1024 * MIB, 3, 2, "threads", 8, "off", "off", True, 0)
+    assert made.settings == Settings(
+        MIB, 64 * MIB, 1024 * MIB, 3, 2, "threads", 8, "off", "on", "off", True, 0
+    )
 
 
 def test_the_model_has_the_settings_and_their_defaults() -> None:
@@ -175,8 +178,8 @@ def test_from_mapping() -> None:
     with pytest.raises(ConfigError) as caught:
         Pipeline.from_mapping({"source": {"fils": "/a"}, "sinks": [{"to": "/b"}]})
     assert [str(problem) for problem in caught.value.problems] == [
-        "<mapping>: source: nothing to read; give one of files, stdin, image, synthetic",
         '<mapping>: source.fils: unknown key "fils"; did you mean "files"?',
+        "<mapping>: source: nothing to read; give one of files, stdin, image, synthetic",
     ]
 
 
