@@ -100,8 +100,9 @@ class EngineProbe:
 def open_engine(kind: EngineName = "auto", *, depth: int = 32, buffers: Sequence[object] = ()) -> IoEngine:
     """Open the asked engine on the running loop; ``auto`` tries io_uring, libaio, threads in this order.
 
-    ``buffers``: mappings (staging rings) to register with io_uring where memlock allows. A forced engine
-    that cannot run raises IoError with the cure; ``auto`` fails only where not even a thread can be started.
+    ``buffers``: mappings (staging rings) to register with io_uring where memlock allows; prefaulted, else this
+    call touches every page. A forced engine that cannot run raises IoError with the cure; ``auto`` fails only
+    where not even a thread can be started.
     """
     if kind in ENGINES:
         return _open(kind, depth, kind, "", buffers)
@@ -117,7 +118,10 @@ def open_engine(kind: EngineName = "auto", *, depth: int = 32, buffers: Sequence
 
 
 def probe() -> tuple[EngineProbe, ...]:
-    """Which engines run here, fastest first. Opens each and closes it; needs no running loop."""
+    """Which engines run here, fastest first: opens each and closes it.
+
+    Has a loop of its own: inside a running loop, call it through `asyncio.to_thread`.
+    """
     with asyncio.Runner() as runner:
         return tuple(runner.run(_probe(name)) for name in ENGINES)
 
