@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 STAGING_PREFIX = ".ckptpipe-restore-"
 WRITERS = 8  # chunks written side by side
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 PERMISSIONS = 0o777  # set-id and sticky bits are never restored
 
 
@@ -44,7 +45,6 @@ class _Target:
     chunks: int
     fd: int = -1
     direct: bool = False
-    placed: bool = False
 
 
 class FilesSink(Sink):
@@ -66,19 +66,28 @@ class FilesSink(Sink):
         self._root = -1
         self._staging = -1
         self._staging_name = ""
-        self._made_root = False
+        self._made_root: list[Path] = []
         self._targets: list[_Target] = []
-        self._made: list[bytes] = []
+        self._undo_steps: list[Callable[[], None]] = []
         self._direct_files = 0
 
     async def check(self, source: Source) -> None:
-        await in_thread(self._check, source)
+        try:
+            await in_thread(self._check, source)
+        except OSError as error:
+            raise io_error(error.errno or errno.EIO, "look at", self.url) from error
 
     def _check(self, source: Source) -> None:
-        if self.directory.exists() and not self.directory.is_dir():
+        if os.path.lexists(self.directory) and not os.path.isdir(self.directory):
             raise RestoreConflict(f"{self.url} is not a directory", cure="name a directory with --to")
         paths = [relative_path(stream.name) for stream in source.streams]
         paths += [unescape(entry.path) for entry in source.tree if entry.kind == "symlink"]
+        if len(set(paths)) != len(paths):
+            twice = next(path for number, path in enumerate(paths) if path in paths[:number])
+            raise RestoreConflict(
+                f"two streams of this image would become the file {os.fsdecode(twice)}",
+                cure="restore them one by one with --stream",
+            )
         if not self._overwrite:
             base = os.fsencode(self.directory)
             conflicts = [path for path in paths if os.path.lexists(os.path.join(base, path))]
@@ -89,7 +98,7 @@ class FilesSink(Sink):
                     cure="restore into an empty directory, or replace files with --overwrite",
                 )
         parent = self.directory
-        while not parent.exists():
+        while not os.path.isdir(parent):
             parent = parent.parent
         free, need = free_space(os.fspath(parent)), source.total_bytes or 0
         if need > free and not any(stream.sparse for stream in source.streams):
@@ -103,19 +112,17 @@ class FilesSink(Sink):
         await in_thread(self._begin)
 
     def _begin(self) -> None:
-        self._made_root = not self.directory.exists()
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_root()
             self._root = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _remove_stale(self._root)
+            self._staging_name = STAGING_PREFIX + secrets.token_hex(6)
+            os.mkdir(self._staging_name, 0o700, dir_fd=self._root)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._staging = os.open(self._staging_name, flags, dir_fd=self._root)
+            fcntl.flock(self._staging, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise io_error(error.errno or errno.EIO, "create the directory", self.url) from error
-        _remove_stale(self._root)
-        self._staging_name = STAGING_PREFIX + secrets.token_hex(6)
-        os.mkdir(self._staging_name, 0o700, dir_fd=self._root)
-        self._staging = os.open(
-            self._staging_name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._root
-        )
-        fcntl.flock(self._staging, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            raise io_error(error.errno or errno.EIO, "create files in", self.url) from error
         step = self._context.chunk_bytes
         for position, stream in enumerate(self._source.streams):
             chunks = -(-stream.nbytes // step)
@@ -218,6 +225,16 @@ class FilesSink(Sink):
     def _where(self, target: _Target) -> str:
         return os.path.join(self.url, os.fsdecode(target.path))
 
+    def _make_root(self) -> None:
+        missing = []
+        path = self.directory
+        while not os.path.lexists(path):
+            missing.append(path)
+            path = path.parent
+        for path in reversed(missing):
+            path.mkdir(0o700)
+            self._made_root.append(path)
+
     async def commit(self) -> None:
         await in_thread(self._commit)
 
@@ -226,52 +243,89 @@ class FilesSink(Sink):
         for entry in directories:
             self._make_directories(unescape(entry.path))
         for target in self._targets:
-            with self._parent(target.path) as (parent, name):
-                self._place(self._staging, os.fsencode(target.staged), parent, name, self._where(target))
-            target.placed = True
-            self._made.append(target.path)
+            self._place(os.fsencode(target.staged), target.path)
         for entry in self._source.tree:
             if entry.kind == "symlink":
-                self._link(unescape(entry.path), unescape(entry.target))
+                os.symlink(unescape(entry.target), b"link", dir_fd=self._staging)
+                self._place(b"link", unescape(entry.path))
         for entry in sorted(directories, key=lambda entry: -entry.path.count("/")):
-            with self._parent(unescape(entry.path) + b"/.") as (directory, _):
-                os.fchmod(directory, 0o700 if entry.mode is None else entry.mode & PERMISSIONS)
+            self._set_mode(unescape(entry.path), 0o700 if entry.mode is None else entry.mode & PERMISSIONS)
 
-    def _place(self, source: int, staged: bytes, parent: int, name: bytes, where: str) -> None:
-        try:
-            if self._overwrite:
-                os.rename(staged, name, src_dir_fd=source, dst_dir_fd=parent)
-            else:
-                rename_noreplace(source, staged, parent, name)
-        except FileExistsError as error:
-            raise RestoreConflict(
-                f"{where} appeared while the restore ran", cure="restore into an empty directory"
-            ) from error
-        except OSError as error:
-            raise io_error(error.errno or errno.EIO, "rename to", where) from error
-
-    def _link(self, path: bytes, target: bytes) -> None:
-        staged = b"link"
-        with self._parent(path) as (parent, name):
-            os.symlink(target, staged, dir_fd=self._staging)
-            self._place(self._staging, staged, parent, name, os.path.join(self.url, os.fsdecode(path)))
-        self._made.append(path)
-
-    def _parent(self, path: bytes) -> _Parent:
+    def _place(self, staged: bytes, path: bytes) -> None:
+        """Rename a staged file or link to its place. What it replaces is kept in the staging directory."""
+        where = os.path.join(self.url, os.fsdecode(path))
         head, _, name = path.rpartition(b"/")
         if head:
             self._make_directories(head)
-        return _Parent(self._root, head, name, self.url)
+        with _Parent(self._root, head, self.url) as parent:
+            try:
+                if self._overwrite:
+                    kept = self._keep(parent, name)
+                    os.rename(staged, name, src_dir_fd=self._staging, dst_dir_fd=parent)
+                else:
+                    kept = b""
+                    rename_noreplace(self._staging, staged, parent, name)
+            except FileExistsError as error:
+                raise RestoreConflict(
+                    f"{where} appeared while the restore ran", cure="restore into an empty directory"
+                ) from error
+            except OSError as error:
+                raise io_error(error.errno or errno.EIO, "rename to", where) from error
+
+        def undo() -> None:
+            with _Parent(self._root, head, self.url) as parent:
+                if kept:
+                    os.rename(kept, name, src_dir_fd=self._staging, dst_dir_fd=parent)
+                else:
+                    os.unlink(name, dir_fd=parent)
+
+        self._undo_steps.append(undo)
+
+    def _keep(self, parent: int, name: bytes) -> bytes:
+        """One more name, in the staging directory, for the file that is about to be replaced."""
+        kept = b"old-%d" % len(self._undo_steps)
+        try:
+            os.link(name, kept, src_dir_fd=parent, dst_dir_fd=self._staging, follow_symlinks=False)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return b""  # a directory (the rename says so), or a file system without links: replaced for good
+        return kept
 
     def _make_directories(self, path: bytes) -> None:
         done = b""
         for component in path.split(b"/"):
-            with _Parent(self._root, done, component, self.url) as (parent, name):
-                try:
-                    os.mkdir(name, 0o700, dir_fd=parent)
-                except FileExistsError:
-                    pass
+            self._make_directory(done, component)
             done = os.path.join(done, component)
+
+    def _make_directory(self, head: bytes, name: bytes) -> None:
+        with _Parent(self._root, head, self.url) as parent:
+            try:
+                os.mkdir(name, 0o700, dir_fd=parent)
+            except FileExistsError:
+                return
+            except OSError as error:
+                where = os.path.join(self.url, os.fsdecode(os.path.join(head, name)))
+                raise io_error(error.errno or errno.EIO, "create the directory", where) from error
+
+        def undo() -> None:
+            with _Parent(self._root, head, self.url) as parent:
+                os.rmdir(name, dir_fd=parent)
+
+        self._undo_steps.append(undo)
+
+    def _set_mode(self, path: bytes, mode: int) -> None:
+        with _Parent(self._root, path, self.url) as directory:
+            before = stat.S_IMODE(os.fstat(directory).st_mode)
+            os.fchmod(directory, mode)
+
+        def undo() -> None:
+            with _Parent(self._root, path, self.url) as directory:
+                os.fchmod(directory, before)
+
+        self._undo_steps.append(undo)
 
     async def settle(self) -> None:
         await shielded(in_thread(self._leave))
@@ -285,24 +339,30 @@ class FilesSink(Sink):
         await shielded(in_thread(self._undo))
 
     def _undo(self) -> None:
-        if self._root < 0:
-            return
-        if not self._overwrite:
-            for path in self._made:
-                with _Parent(self._root, path.rpartition(b"/")[0], path, self.url) as (parent, _):
-                    os.unlink(path.rpartition(b"/")[2], dir_fd=parent)
-        self._made.clear()
-        self._leave()
-        if self._made_root:
+        """The directory is as it was, as far as it can be; the first thing that could not be undone is raised."""
+        errors = []
+        while self._undo_steps:
             try:
-                os.rmdir(self.directory)
+                self._undo_steps.pop()()
+            except FileNotFoundError:
+                continue
+            except (OSError, RestoreConflict) as error:
+                errors.append(error)
+        self._leave()
+        while self._made_root:
+            try:
+                os.rmdir(self._made_root.pop())
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
                     raise
+        if errors:
+            raise errors[0]
 
     def _leave(self) -> None:
+        if self._staging_name:
+            shutil.rmtree(self._staging_name, ignore_errors=True, dir_fd=self._root)
+            self._staging_name = ""
         if self._staging >= 0:
-            shutil.rmtree(self._staging_name, dir_fd=self._root)
             os.close(self._staging)
             self._staging = -1
         if self._root >= 0:
@@ -328,11 +388,11 @@ class FilesSink(Sink):
 class _Parent:
     """A directory below ``root``, opened so that no symbolic link is followed and nothing above is reached."""
 
-    def __init__(self, root: int, path: bytes, name: bytes, url: str) -> None:
-        self._root, self._path, self._name, self._url = root, path, name, url
+    def __init__(self, root: int, path: bytes, url: str) -> None:
+        self._root, self._path, self._url = root, path, url
         self._fd = -1
 
-    def __enter__(self) -> tuple[int, bytes]:
+    def __enter__(self) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             self._fd = openat2(self._root, self._path or b".", flags)
@@ -344,7 +404,7 @@ class _Parent:
                     cure="remove it, or restore into an empty directory",
                 ) from error
             raise io_error(error.errno or errno.EIO, "open", where) from error
-        return self._fd, self._name
+        return self._fd
 
     def __exit__(self, *exc: object) -> None:
         os.close(self._fd)
