@@ -72,19 +72,18 @@ def run(function: Callable[[], Awaitable[T]], *, notice: Notice | None = None) -
         if isinstance(error, Interrupted) or not isinstance(error, KeyboardInterrupt):
             raise
         raise Interrupted(signal.SIGINT) from error  # Ctrl-C before the first step of the task
+    except Exception as error:
+        # An error of the clean-up itself: the signal stays the reason, the error its cause.
+        if catcher.first is not None:
+            raise Interrupted(catcher.first) from error
+        raise
 
 
 async def _watched(function: Callable[[], Awaitable[T]], catcher: _SignalCatcher) -> T:
     task = asyncio.current_task()
     assert task is not None
     catcher.watch(asyncio.get_running_loop(), task)
-    try:
-        return await function()
-    except Exception as error:
-        # An error of the clean-up itself: the signal stays the reason, the error its cause.
-        if catcher.first is not None:
-            raise Interrupted(catcher.first) from error
-        raise
+    return await function()
 
 
 class _SignalCatcher:
