@@ -69,7 +69,9 @@ class IndexBuilder:
         ) = record
         problem = ""
         plane_offset = plane_bytes = 0
-        if not 0 < raw <= self.chunk_bytes:
+        if stream < 0 or chunk < 0:
+            problem = "a negative number"
+        elif not 0 < raw <= self.chunk_bytes:
             problem = f"{raw} raw bytes in chunks of {self.chunk_bytes}"
         elif flags & ~ChunkFlags.ZERO:
             problem = "a flag that version 1 does not have" + (" (base)" if flags & ChunkFlags.BASE else "")

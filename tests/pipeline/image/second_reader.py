@@ -192,6 +192,7 @@ def parse_index(
     require(streams == len(manifest["streams"]) and step == manifest["chunk_bytes"], "index streams")
     area = table[64 + 64 * count :]
     rows = []
+    zero_crcs: dict[int, int] = {}
     at = 0
     expected = ((s, c) for s, stream in enumerate(manifest["streams"]) for c in range(stream["chunks"]))
     for number, place in enumerate(expected):
@@ -209,6 +210,9 @@ def parse_index(
         if flags == 1:
             require(not any((transform, planes, obj, lane, offset, stored_size, stored_crc)), "zero row")
             require(plane_offset == 0, "zero row")
+            if raw not in zero_crcs:
+                zero_crcs[raw] = crc(bytes(raw))
+            require(raw_crc == zero_crcs[raw], "checksum of a zero row")
         else:
             require(obj < len(manifest["objects"]), "object")
             where = manifest["objects"][obj]
@@ -295,7 +299,8 @@ def read_image(*directories: str | Path, crc: Callable[[bytes], int] = crc32c) -
                 len(stored) == row["stored"] and crc(stored) == row["stored_crc"], f"stored bytes of {row}"
             )
             raw = decode_chunk(row, stored)
-        require(len(raw) == row["raw"] and crc(raw) == row["raw_crc"], f"raw bytes of {row}")
+        require(len(raw) == row["raw"], f"raw length of {row}")
+        require(row["zero"] or crc(raw) == row["raw_crc"], f"raw bytes of {row}")
         at = row["chunk"] * manifest["chunk_bytes"]
         streams[row["stream"]][at : at + len(raw)] = raw
     return {entry["name"]: bytes(streams[number]) for number, entry in enumerate(manifest["streams"])}

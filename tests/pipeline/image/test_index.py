@@ -147,6 +147,7 @@ GOOD_PLANE = whole_plane(1, 3, 4096, 100)
 @pytest.mark.parametrize(
     ("row", "words"),
     [
+        (ChunkRecord(0, -1, 4096, 0, stored_bytes=4096), "negative"),
         (ChunkRecord(0, 0, 0, 0), "raw bytes"),
         (ChunkRecord(0, 0, 4097, 0, stored_bytes=4097), "raw bytes"),
         (ChunkRecord(0, 0, 4096, 1, stored_bytes=4096, stored_crc32c=2), "checksum"),
