@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptpipe.pipeline import build
 from ckptpipe.pipeline.context import GraphContext, Meter, graph_context
-from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.errors import ImageNotFound, UsageError
 from ckptpipe.pipeline.graph import Graph, Node
 from ckptpipe.pipeline.image.entries import chunk_count
 from ckptpipe.pipeline.image.reader import ImageReader, open_image
@@ -27,6 +27,7 @@ from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
 from ckptpipe.storage_backends.abc import Backend
+from ckptpipe.storage_backends.errors import StoreNotFound
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -144,13 +145,18 @@ async def copy(
 
 @asynccontextmanager
 async def opened(
-    url: str, options: Options | None, settings: Settings | None
+    url: str, options: Options | None, settings: Settings | None, *, image: bool = False
 ) -> AsyncIterator[tuple[Backend, GraphContext]]:
-    """A backend for reading, on a context of its own."""
+    """A backend for reading, on a context of its own. ``image``: ``url`` is one; ImageNotFound where not."""
     async with graph_context(settings or Settings()) as context:
         backend = await open_backend(url, context.backend_context, options)
         try:
-            await backend.check(writing=False)
+            try:
+                await backend.check(writing=False)
+            except StoreNotFound as error:
+                if not image:
+                    raise
+                raise ImageNotFound(f"no image at {backend.url}: {error.message}", cure=error.cure) from error
             yield backend, context
         finally:
             await shielded(backend.aclose())
@@ -160,7 +166,7 @@ async def opened(
 async def _reading(
     url: str, options: Options | None, settings: Settings | None, expect_digest: str = ""
 ) -> AsyncIterator[tuple[ImageReader, GraphContext]]:
-    async with opened(url, options, settings) as (backend, context):
+    async with opened(url, options, settings, image=True) as (backend, context):
         reader = await open_image(backend, expect_digest=expect_digest)
         context.take_chunk_bytes(reader.manifest.chunk_bytes)
         yield reader, context

@@ -56,7 +56,7 @@ async def show(
     url: str, *, options: Options | None = None, settings: Settings | None = None
 ) -> dict[str, Any]:
     """What the image at ``url`` holds: the manifest's facts, its digest, and how its chunks are stored."""
-    async with opened(url, options, settings) as (backend, _):
+    async with opened(url, options, settings, image=True) as (backend, _):
         reader = await open_image(backend)
         manifest = reader.manifest
         return {
@@ -107,7 +107,7 @@ def _stream(stream: StreamEntry) -> Mapping[str, Any]:
 async def delete(url: str, *, options: Options | None = None, settings: Settings | None = None) -> int:
     """Delete the image at ``url``: the manifest first, so that it is absent from then on. Returns how many
     objects went. ImageNotFound where there is no image; objects that are not ckptpipe's are left alone."""
-    async with opened(url, options, settings) as (backend, _):
+    async with opened(url, options, settings, image=True) as (backend, _):
         names = [info.name async for info in backend.list()]
         if MANIFEST_NAME not in names:
             raise ImageNotFound(

@@ -1,0 +1,56 @@
+"""Running operations in tests: small chunks and rings, and backends that are broken on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import pytest
+
+from ckptpipe.pipeline.context import GraphContext, graph_context
+from ckptpipe.pipeline.settings import Settings
+from ckptpipe.pipeline.sinks import image
+from ckptpipe.storage_backends.abc import Backend, BackendContext
+from ckptpipe.storage_backends.registry import open_backend
+from ckptpipe.storage_backends.wrappers.faulty import Faults, FaultyBackend
+
+T = TypeVar("T")
+
+KIB = 1 << 10
+MIB = 1 << 20
+SMALL = Settings(chunk_bytes=64 * KIB, ring_bytes=2 * MIB, workers=2, codec_threads=2)
+TIGHT = Settings(chunk_bytes=64 * KIB, ring_bytes=8 * 64 * KIB, workers=1, codec_threads=1)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def in_context(body: Callable[[GraphContext], Coroutine[Any, Any, T]], settings: Settings = SMALL) -> T:
+    async def main() -> T:
+        async with graph_context(settings) as context:
+            return await body(context)
+
+    return run(main())
+
+
+@pytest.fixture
+def break_sink(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Faults], Faults]:
+    """``break_sink(part of a URL, faults)``: image sinks of such URLs get a faulty backend."""
+    planned: dict[str, Faults] = {}
+
+    async def opened(
+        url: str, context: BackendContext, options: Mapping[str, object] | None = None
+    ) -> Backend:
+        backend = await open_backend(url, context, options)
+        faults = next((faults for part, faults in planned.items() if part in url), None)
+        return backend if faults is None else FaultyBackend(backend, faults)
+
+    monkeypatch.setattr(image, "open_backend", opened)
+
+    def plan(part: str, faults: Faults) -> Faults:
+        planned[part] = faults
+        return faults
+
+    return plan
