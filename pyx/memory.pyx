@@ -9,6 +9,7 @@ spawn instead of fork.
 import errno
 import os
 import resource
+from typing import Literal
 
 from ckptpipe.pyx.errors import CkptpipeError
 
@@ -33,6 +34,7 @@ cdef char* BYTE = b"B"
 cdef int live = 0
 
 HUGE_PAGE_MODES = ("auto", "thp", "hugetlb", "off")
+HugePages = Literal["auto", "thp", "hugetlb", "off"]
 
 
 class MappingError(CkptpipeError):

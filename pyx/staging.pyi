@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Never, final
 
 if sys.version_info >= (3, 12):
     from collections.abc import Buffer
@@ -11,6 +11,7 @@ else:
 
 HugePages = Literal["auto", "thp", "hugetlb", "off"]
 
+@final
 class Lease:
     """Counted, exclusive hold of a memory range.
 
@@ -41,6 +42,7 @@ class Lease:
     def release(self) -> None: ...  # exactly once; a second call raises RuntimeError
     def __enter__(self) -> Lease: ...
     def __exit__(self, *exc: object) -> None: ...
+    def __reduce__(self) -> Never: ...  # TypeError: neither copied nor pickled
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...
 

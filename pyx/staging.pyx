@@ -18,11 +18,15 @@ from cpython.buffer cimport (
 from cpython.object cimport PyObject
 from libc.stdlib cimport free, malloc
 
+from ckptpipe.pyx import memory
+
 from ckptpipe.pyx.memory cimport Mapping
 
 cdef extern from "Python.h":
     void PyErr_Fetch(PyObject** kind, PyObject** value, PyObject** traceback)
     void PyErr_Restore(PyObject* kind, PyObject* value, PyObject* traceback)
+
+HugePages = memory.HugePages
 
 cdef Py_ssize_t SLOT_STEP = 4096  # slots stay aligned for O_DIRECT
 cdef Py_ssize_t ITEM = 1
@@ -33,6 +37,7 @@ cdef Py_ssize_t total_leaked = 0
 
 @cython.final
 @cython.freelist(256)
+@cython.auto_pickle(False)
 @cython.no_gc_clear  # the last lease may die in a collected cycle, and still has to give the slot back
 cdef class Region:
     def __cinit__(self):
@@ -77,6 +82,7 @@ cdef class Region:
 
 @cython.final
 @cython.freelist(512)
+@cython.auto_pickle(False)  # it would copy the pointer as a C string
 @cython.no_gc_clear
 cdef class Lease:
     """Counted, exclusive hold of a memory range.
@@ -85,6 +91,9 @@ cdef class Lease:
     gone AND every operation in flight on it is reaped, also when the task that asked for it was cancelled.
     Made by StagingRing.acquire, `lease_buffer`, `lease_range`; not by hand.
     """
+
+    def __cinit__(self):
+        self.region = NOWHERE
 
     def __init__(self):
         raise TypeError("a Lease comes from StagingRing.acquire, lease_buffer or lease_range")
@@ -169,6 +178,9 @@ cdef class Lease:
     def __len__(self):
         return self.length
 
+    def __reduce__(self):
+        raise TypeError("a Lease can be neither copied nor pickled; share() gives one more")
+
     def __getbuffer__(self, Py_buffer* view, int flags):
         if not self.live:
             raise BufferError("the lease is released")
@@ -200,6 +212,9 @@ cdef class Lease:
     def __repr__(self):
         state = f"{self.region.holds} holds" if self.live else "released"
         return f"<Lease {self.length} bytes, slot {self.region.slot}, {state}>"
+
+
+cdef Region NOWHERE = Region.__new__(Region)
 
 
 cdef Lease make_lease(Lease other, Py_ssize_t offset, Py_ssize_t nbytes):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import mmap
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -160,6 +162,21 @@ def test_slices_outside_the_range_are_refused(offset: int, nbytes: int) -> None:
 def test_leases_are_not_made_by_hand() -> None:
     with pytest.raises(TypeError, match="comes from"):
         Lease()
+    empty = Lease.__new__(Lease)
+    assert (empty.released, empty.nbytes, empty.slot) == (True, 0, -1)
+    with pytest.raises(BufferError, match="released"):
+        memoryview(empty)
+
+
+def test_nothing_here_is_copied_or_pickled() -> None:
+    ring = StagingRing(1, SLOT)
+    with taken(ring) as lease:
+        for thing in (lease, ring):
+            for function in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError):
+                    function(thing)
+    assert ring.free == 1
+    ring.close()
 
 
 def test_closing_is_refused_while_leases_are_out() -> None:
@@ -288,7 +305,7 @@ def test_read_only_objects_give_read_only_leases() -> None:
             assert lease.readonly
             view = memoryview(lease)
             assert view.readonly
-            assert view == b"abc"
+            assert bytes(view) == b"abc"
             with pytest.raises(TypeError):
                 view[0] = 1
             with lease.slice(1, 1) as part:
