@@ -24,7 +24,7 @@ from tests.services.process import ServiceError
 from tests.services.seaweedfs import S3Server, start_seaweedfs
 
 NAME = "demo"
-FULL_BYTES = 2.6 * GIB
+FULL_BYTES = 2.1 * GIB
 MIB = 1 << 20
 
 
@@ -33,7 +33,7 @@ class Differs(Exception):
 
 
 def run(scale: float) -> None:
-    """The whole demo with ``scale`` times 2.6 GiB of data."""
+    """The whole demo with ``scale`` times 2.1 GiB of data."""
     # The source, two images of it (the server keeps a little more than it is given), one restored tree.
     need = int(4.5 * FULL_BYTES * scale) + GIB // 2
     start = time.perf_counter()
@@ -152,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the usual 2.6 GiB")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the usual 2.1 GiB")
     try:
         run(parser.parse_args().scale)
     except (Differs, ServiceError, ckptpipe.CkptpipeError) as error:

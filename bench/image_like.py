@@ -18,7 +18,7 @@ _POOL_VALUES = MIB
 
 
 class ImageLike:
-    """``write(folder, scale)`` makes the files; ``scale`` 1.0 is 2.5 GiB. Deterministic for one seed."""
+    """``write(folder, scale)`` makes the files; ``scale`` 1.0 is 2.1 GiB. Deterministic for one seed."""
 
     def __init__(self, seed: int = 20) -> None:
         self._random = random.Random(seed)
@@ -28,7 +28,7 @@ class ImageLike:
     def write(self, folder: Path, scale: float = 1.0) -> int:
         """Bytes of all files, as `ls -l` counts them."""
         folder.mkdir(parents=True)
-        blocks = max(1, round(200 * scale))
+        blocks = max(1, round(160 * scale))
         _fill(folder / "weights.bf16", self.weights(blocks))
         _fill(folder / "kv-cache.fp16", self.kv_cache(max(1, blocks // 3)))
         _fill(folder / "free-pool.zero", (bytes(BLOCK) for _ in range(max(1, blocks // 5))))
