@@ -165,7 +165,7 @@ class Backend(ABC):
         """The backend of ``URL/name`` (for a striped URL, name under every directory). Shares the client."""
 
     @abstractmethod
-    async def children(self) -> list[str]:
+    async def children(self) -> builtins.list[str]:
         """Sorted names one level down under which objects lie (the images of a container URL)."""
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 
 from ckptpipe.pyx import files
 
@@ -14,6 +15,7 @@ VOLATILE = ("tmpfs", "ramfs", "hugetlbfs")  # gone with the machine
 _SYS_CACHESTAT = 451  # the same number on every architecture (Linux 6.5)
 _SAMPLES = 64  # windows looked at where cachestat is missing
 _WINDOW = 1 << 20  # bytes
+_ESCAPE = re.compile(rb"\\([0-7]{3})")  # how mountinfo writes spaces and the like
 
 
 def existing_part(path: str) -> str:
@@ -125,15 +127,16 @@ def _mounted_type(path: str) -> str:
 def _mount_types(path: str) -> list[str]:
     """Types of the mounts that ``path`` lies under, the innermost first (/proc/self/mountinfo, proc(5));
     subtypes like ``fuse.s3fs`` are given as ``fuse``."""
-    path = os.path.realpath(path)
+    wanted = os.fsencode(os.path.realpath(path))
     found: list[tuple[int, int, str]] = []
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        with open("/proc/self/mountinfo", "rb") as lines:
             for order, line in enumerate(lines):
-                left, _, right = line.partition(" - ")
-                point = left.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
-                if path == point or path.startswith(point.rstrip("/") + "/"):
-                    found.append((len(point), order, right.split(" ")[0].partition(".")[0]))
+                left, _, right = line.partition(b" - ")
+                point = _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), left.split(b" ")[4])
+                if wanted == point or wanted.startswith(point.rstrip(b"/") + b"/"):
+                    kind = right.split(b" ")[0].partition(b".")[0]
+                    found.append((len(point), order, kind.decode("ascii", "replace")))
     except OSError:
         return []
     return [kind for _, _, kind in sorted(found, reverse=True)]

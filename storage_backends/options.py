@@ -41,7 +41,7 @@ class OptionProblem:
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """`` (did you mean "direct"?)``, or "" where nothing is near."""
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f' (did you mean "{found[0]}"?)' if found else ""
 
 

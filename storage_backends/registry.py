@@ -43,9 +43,10 @@ def scheme_of(url: str) -> str:
         return _scheme_of_path(path_of_file_url(url))
     if scheme not in _BUILT_IN and scheme not in _registered():
         known = schemes()
+        path = "" if url.startswith("//", match.end()) else f"; write ./{url} where it is a path"
         raise UnknownScheme(
             f'{url}: no storage backend is called "{scheme}"{nearest(scheme, known)}',
-            cure=f"known are {', '.join(known)}; write ./{url} where it is a path",
+            cure=f"known are {', '.join(known)}{path}",
         )
     return scheme
 

@@ -113,10 +113,15 @@ class RetryBackend(Backend):
                 await self.inner.put_atomic(name, data, if_absent=if_absent, lane=lane)
             except ObjectExists:
                 # The call before may have stored it, and only its answer was lost.
-                if not repeated or await self.inner.read_bytes(name, limit=len(data) + 1) != data:
+                if not repeated or not await self._holds(name, data):
                     raise
 
         await self._again(put)
+
+    async def _holds(self, name: str, data: bytes) -> bool:
+        if (await self.inner.stat(name)).size != len(data):
+            return False
+        return await self.inner.read_bytes(name, limit=len(data)) == data
 
     async def stat(self, name: str) -> ObjectInfo:
         return await self._again(lambda _: self.inner.stat(name))
