@@ -101,7 +101,7 @@ def measure(nbytes: int = GIB, repeat: int = 3, operations: Sequence[str] = OPER
 
 
 def _once(what: str, who: str, source: Path, files: Path, bucket: str, server: S3Server) -> Cost:
-    """One client, one operation; a GET's file is removed before the next."""
+    """One client, one operation; the file that a GET wrote is removed before the next."""
     target = files / "got" if what == "GET to file" else None
     place = str(source) if what == "PUT" else str(target or "")
     work: Callable[..., Any] = getattr(s3_clients, f"{who}_{'put' if what == 'PUT' else 'get'}")
