@@ -107,8 +107,10 @@ class FuseBackend(LocalBackend):
                     cure="look at the mount's own log, and whether something else writes there",
                 )
 
-        await in_thread(put)
-        await self._state.files.forget(self._directories, name)
+        try:
+            await in_thread(put)
+        finally:
+            await self._state.files.forget(self._directories, name)
 
 
 class _SequentialWriter(FileWriter):

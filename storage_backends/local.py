@@ -165,13 +165,15 @@ class LocalBackend(Backend):
 
     async def delete(self, name: str) -> None:
         check_name(name)
-        await self._state.files.forget(self._directories, name)
 
         def delete() -> None:
             for directory in self._directories:
                 directory.unlink(name)
 
-        await in_thread(delete)
+        try:
+            await in_thread(delete)
+        finally:
+            await self._state.files.forget(self._directories, name)
 
     async def remove_if_empty(self) -> None:
         def remove() -> None:

@@ -135,8 +135,10 @@ class NvmeBackend(LocalBackend):
                 raise ObjectExists(f"{directory.where(name)} exists already")
             directory.replace(name, data, if_absent=if_absent)
 
-        await in_thread(put)
-        await self._state.files.forget(self._directories, name)
+        try:
+            await in_thread(put)
+        finally:
+            await self._state.files.forget(self._directories, name)
 
 
 def _no_direct(descriptor: int, path: str, mode: DirectMode) -> tuple[str, tuple[int, int]]:

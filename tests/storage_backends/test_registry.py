@@ -76,8 +76,8 @@ def test_open_backend_passes_url_and_options() -> None:
         assert backend.url == "memory:somewhere/deep"
         with pytest.raises(BadUrl, match=r'memory: unknown option "direct"; known options: none'):
             await registry.open_backend("memory:", lent.context, {"direct": "on"})
-        with pytest.raises(BadUrl, match=r'nvme: unknown option "dirct" \(did you mean "direct"\?\)'):
-            await registry.open_backend("/proc/x", lent.context, {"dirct": "on"})
+        with pytest.raises(BadUrl, match=r'nvme: unknown option "direct_io" \(did you mean "direct"\?\)'):
+            await registry.open_backend("/proc/x", lent.context, {"direct_io": "on"})
 
     run(main)
 
