@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from bench import s3_clients
 from bench.image_like import ImageLike
@@ -104,11 +103,12 @@ def _once(what: str, who: str, source: Path, files: Path, bucket: str, server: S
     """One client, one operation; the file that a GET wrote is removed before the next."""
     target = files / "got" if what == "GET to file" else None
     place = str(source) if what == "PUT" else str(target or "")
-    work: Callable[..., Any] = getattr(s3_clients, f"{who}_{'put' if what == 'PUT' else 'get'}")
+    work = getattr(s3_clients, f"{who}_{'put' if what == 'PUT' else 'get'}")
     name = "source" if what == "PUT" else "target"
     try:
         if who == "s5cmd":
-            return work(place, bucket, server.environment())
+            cost: Cost = work(place, bucket, server.environment())
+            return cost
         return run_work(work, environment=server.environment(), **{name: place}, bucket=bucket)
     finally:
         if target is not None:
