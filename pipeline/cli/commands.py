@@ -27,13 +27,9 @@ class Commands(click.Group):
 def _print_version(context: click.Context, _: click.Parameter, value: bool) -> None:
     if not value or context.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version
+    from ckptpipe.pipeline.version import __version__
 
-    try:
-        release = version("ckptpipe")
-    except PackageNotFoundError:
-        release = "(not installed)"
-    click.echo(f"ckptpipe {release}")
+    click.echo(f"ckptpipe {__version__}")
     context.exit()
 
 

@@ -8,46 +8,60 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import click
+from click.shell_completion import shell_complete
 
 from ckptpipe.pipeline.cli.failure import describe, interruption, usage
-from ckptpipe.pipeline.cli.session import Session, Signalled
+from ckptpipe.pipeline.cli.session import Session
+from ckptpipe.pyx.errors import CkptpipeError
+
+_COMPLETE = "_CKPTPIPE_COMPLETE"
 
 
 def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # closed by the caller (``>&-``)
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
     code = run(arguments)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # ``| head``: what was asked for is done, only nobody reads on
+    except BrokenPipeError:
         _drop_stdout()
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; returns the exit code. Nothing is raised."""
+    """Run one command line; returns the exit code. Nothing is raised.
+
+    In place of click's own ``main``, which takes any EPIPE, also that of a socket, for a closed standard
+    output, and every KeyboardInterrupt for Ctrl-C.
+    """
     from ckptpipe.pipeline.cli.commands import ckptpipe
 
+    instruction = os.environ.get(_COMPLETE)
+    if instruction:
+        return shell_complete(ckptpipe, {}, "ckptpipe", _COMPLETE, instruction)
+
     # A command line that cannot be parsed has no session yet: look for the flag itself.
-    fallback = Session(json="--json" in arguments, debug="--debug" in arguments)
+    session = Session(json="--json" in arguments, debug="--debug" in arguments)
     try:
-        result = ckptpipe.main(args=arguments, prog_name="ckptpipe", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        with ckptpipe.make_context("ckptpipe", list(arguments)) as context:
+            ckptpipe.invoke(context)
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later: the message is the help
             click.echo(error.format_message(), err=True)
             return 2
-        return fallback.fail(usage(error), error)
-    except Signalled as error:
-        return fallback.fail(interruption(error.interrupted), error.interrupted)
+        return session.fail(usage(error), error)
     except (click.Abort, KeyboardInterrupt) as error:
-        return fallback.fail(interruption(error), error)
-    except BrokenPipeError:
-        _drop_stdout()
-        return 0
+        return session.fail(interruption(error), error)
+    except BrokenPipeError as error:
+        if isinstance(error, CkptpipeError):  # of a file that an operation wrote
+            return session.fail(describe(error), error)
+        _drop_stdout()  # ``| head``: what was asked for is done, only nobody reads on
     except Exception as error:
-        return fallback.fail(describe(error), error)
+        return session.fail(describe(error), error)
+    return 0
 
 
 def _drop_stdout() -> None:

@@ -44,19 +44,19 @@ def _size(text: str) -> int:
 
 
 def _duration(text: str) -> float:
-    from ckptpipe.pipeline.config.scalars import parse_duration
+    from ckptpipe.pipeline.config.words import parse_duration
 
     return parse_duration(text)
 
 
 def _codec(text: str) -> str:
-    from ckptpipe.pipeline.config.scalars import parse_codec
+    from ckptpipe.pipeline.config.words import parse_codec
 
     return str(parse_codec(text))
 
 
 def _image_name(text: str) -> str:
-    from ckptpipe.pipeline.config.scalars import check_image_name
+    from ckptpipe.pipeline.config.words import check_image_name
 
     return check_image_name(text)
 
@@ -95,7 +95,7 @@ class BackendFlags:
     def options(self, url: str) -> dict[str, Any]:
         """The options for ``url``: of what was said, that which its backend knows. UsageError for a value
         that it would refuse."""
-        from ckptpipe.pipeline.config.backend_options import option_names
+        from ckptpipe.pipeline.config.backend_options import option_names, options_problems
         from ckptpipe.storage_backends.registry import scheme_of
 
         if not self.given:
@@ -103,18 +103,15 @@ class BackendFlags:
         scheme = scheme_of(url)
         names = option_names(scheme)
         found: dict[str, Any] = {}
+        flags: dict[str, str] = {}
         for only, key, value, flag in self.given:
             if only in ("", scheme) and key in names:
                 found[key] = value
-                self.used.add(flag)
-        self._check_values(url, scheme, found)
+                flags[key] = flag
+        self.used.update(flags.values())
+        for key, message, _ in options_problems(url, found):
+            raise click.UsageError(f"{flags[key]}: {message}")
         return found
-
-    def _check_values(self, url: str, scheme: str, found: dict[str, Any]) -> None:
-        from ckptpipe.pipeline.config.backend_options import options_problems
-
-        for _, message, _ in options_problems(url, found):
-            raise click.UsageError(message if message.startswith(scheme) else f"{scheme}: {message}")
 
     def check_used(self, urls: Sequence[str]) -> None:
         """UsageError where something was said that concerns none of ``urls``."""

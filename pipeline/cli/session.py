@@ -7,24 +7,13 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ckptpipe.pipeline.cli.failure import Failure
 from ckptpipe.pipeline.cli.text import clean
 from ckptpipe.pipeline.progress import ProgressCallback
 
-if TYPE_CHECKING:
-    from ckptpipe.pipeline.loop import Interrupted
-
 T = TypeVar("T")
-
-
-class Signalled(Exception):
-    """A signal ended the command, after its clean-up."""
-
-    def __init__(self, interrupted: Interrupted) -> None:
-        super().__init__(str(interrupted))
-        self.interrupted = interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +28,10 @@ class Session:
     def run(self, operation: Callable[[ProgressCallback], Awaitable[T]], *, phase: str = "") -> T:
         """Run ``operation`` on an event loop, showing its progress where ``phase`` is given."""
         from ckptpipe.pipeline.cli.progress import display
-        from ckptpipe.pipeline.loop import Interrupted, run
+        from ckptpipe.pipeline.loop import run
 
         with display(phase, quiet=self.quiet or not phase, lines=not self.json) as shown:
-            try:
-                return run(lambda: operation(shown.update), notice=shown.say)
-            except Interrupted as error:
-                # click would turn a KeyboardInterrupt into an exit code of its own.
-                raise Signalled(error) from error
+            return run(lambda: operation(shown.update), notice=shown.say)
 
     def show(self, result: Any, table: Callable[[], Sequence[Any]], notes: Sequence[str] = ()) -> None:
         """Print a result: as JSON, or as the parts of ``table`` with the notes below. Notes are shown always,
@@ -63,18 +48,28 @@ class Session:
 
     def say(self, line: str) -> None:
         """One line on standard error."""
-        print(clean(line), file=sys.stderr, flush=True)
+        _to_stderr(clean(line))
 
     def fail(self, failure: Failure, error: BaseException) -> int:
         """Print a failure; returns the exit code."""
         if self.debug:
             text = "".join(traceback.format_exception(error))
-            print(clean(text.rstrip(), lines=True), file=sys.stderr)
+            _to_stderr(clean(text.rstrip(), lines=True))
         if self.json:
-            write_json(failure.as_json())
+            try:
+                write_json(failure.as_json())
+            except BrokenPipeError:
+                _to_stderr("\n".join(failure.lines))
         else:
-            print(*failure.lines, sep="\n", file=sys.stderr, flush=True)
+            _to_stderr("\n".join(failure.lines))
         return failure.exit_code
+
+
+def _to_stderr(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # nobody reads it; the exit code still tells
+        pass
 
 
 def write_json(value: Any) -> None:

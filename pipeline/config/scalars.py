@@ -13,20 +13,23 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from ckptpipe.pipeline.codecs.choice import CodecChoice, parse_compress
+from ckptpipe.pipeline.codecs.choice import CodecChoice
 from ckptpipe.pipeline.config.nearest import suggestion
-from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.config.words import (
+    DURATION,
+    IMAGE_NAME,
+    check_image_name,
+    parse_codec,
+    parse_duration,
+)
 from ckptpipe.pipeline.settings import CHUNK_MAX, CHUNK_MIN
 from ckptpipe.storage_backends.quantities import parse_bytes, parse_rate
 
 VARIABLE: dict[str, Any] = {"type": "string", "pattern": r"\$\{"}
 
-IMAGE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 NODE_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
 SIZE = r"^\s*([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*([kKmMgGtTpP]?[iI]?[bB])?\s*$"
 RATE = r"^\s*([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*([kKmMgGtTpP]?[iI]?[bB]/[sS])?\s*$"
-DURATION = r"^\s*([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*(ms|s|m|h|d)?\s*$"
-_SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def refuse(message: str, value: object = None) -> PydanticCustomError:
@@ -40,37 +43,6 @@ def anonymous(message: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         return message
     return message.replace(repr(value), "this").replace(value, "this")
-
-
-def parse_duration(value: object) -> float:
-    """Seconds of ``30s``, ``1.5m``, ``2h``, ``1d``, ``250ms`` or a plain number. ValueError."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
-    else:
-        match = re.match(DURATION, value) if isinstance(value, str) else None
-        if match is None:
-            raise ValueError("expected a duration like 30s, 5m, 12h or 1d")
-        seconds = float(match[1]) * _SECONDS[match[3] or ""]
-    if not 0 <= seconds < 1e10:
-        raise ValueError("expected a duration of 0 s or more")
-    return seconds
-
-
-def parse_codec(value: str) -> CodecChoice:
-    """``none``, ``zstd`` or ``zstd:LEVEL``. ValueError."""
-    try:
-        return parse_compress(value)
-    except UsageError as error:
-        raise ValueError(str(error)) from None
-
-
-def check_image_name(value: str) -> str:
-    """The name itself. ValueError says what a name is."""
-    if not re.fullmatch(IMAGE_NAME, value):
-        raise ValueError(
-            "an image name is 1 to 128 letters, digits, dots, dashes and underscores, and starts with a letter or digit"
-        )
-    return value
 
 
 def _reader(parse: Callable[[Any], Any], accepts: tuple[type, ...], expected: str) -> BeforeValidator:

@@ -10,7 +10,8 @@ from typing import Any
 
 from ckptpipe.pipeline.config.backend_options import BUILT_IN, options_type
 from ckptpipe.pipeline.config.model import Config
-from ckptpipe.pipeline.config.scalars import DURATION, NODE_NAME, RATE, SIZE, VARIABLE
+from ckptpipe.pipeline.config.scalars import NODE_NAME, RATE, SIZE, VARIABLE
+from ckptpipe.pipeline.config.words import DURATION
 
 # Which URLs a built-in backend serves. A bare path is nvme or fuse, by what is mounted there.
 _URLS = {scheme: rf"^{scheme}:" for scheme in BUILT_IN}
