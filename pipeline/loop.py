@@ -7,6 +7,7 @@ task once and wait for its clean-up; a second signal only says that the clean-up
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -60,6 +61,7 @@ def run(function: Callable[[], Awaitable[T]], *, notice: Notice | None = None) -
             cure="await the asynchronous function of the same name instead",
         )
     catcher = _SignalCatcher(notice or _to_stderr)
+    _open_standard_descriptors()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
@@ -77,6 +79,14 @@ def run(function: Callable[[], Awaitable[T]], *, notice: Notice | None = None) -
         if catcher.first is not None:
             raise Interrupted(catcher.first) from error
         raise
+
+
+def _open_standard_descriptors() -> None:
+    """Where a daemon was started with 0, 1 or 2 closed, /dev/null takes their place: libuv aborts the process
+    when its own files get these numbers, and whatever we open would be written to as an error message."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 async def _watched(function: Callable[[], Awaitable[T]], catcher: _SignalCatcher) -> T:

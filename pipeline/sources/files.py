@@ -123,33 +123,38 @@ class FilesSource(Source):
         names[name] = path
 
     def _walk(self, directory: str, prefix: str) -> None:
+        """Everything below, directory by directory; trees can be deeper than Python's stack."""
+        waiting = [(directory, prefix)]
+        while waiting:
+            directory, prefix = waiting.pop()
+            below = []
+            for entry in _entries(directory):
+                name = os.path.join(prefix, entry.name)
+                if self._take(entry, name):
+                    below.append((entry.path, name))
+            waiting.extend(reversed(below))
+
+    def _take(self, entry: os.DirEntry[str], name: str) -> bool:
+        """True where the entry is a directory, to be walked."""
         try:
-            with os.scandir(directory) as entries:
-                found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+            seen = entry.stat(follow_symlinks=False)
+            if stat.S_ISLNK(seen.st_mode):
+                target = escape(os.fsencode(os.readlink(entry.path)))
+                self.tree.append(TreeEntry(escape(os.fsencode(name)), "symlink", None, target))
+                return False
         except OSError as error:
-            raise SourceError(
-                f"{directory} cannot be read: {error.strerror}", cure="check its permissions"
+            raise SourceChanged(
+                f"{entry.path} disappeared while its directory was read: {error.strerror}",
+                cure="save when nothing writes there",
             ) from error
-        for entry in found:
-            name = os.path.join(prefix, entry.name)
-            try:
-                seen = entry.stat(follow_symlinks=False)
-                if stat.S_ISLNK(seen.st_mode):
-                    target = escape(os.fsencode(os.readlink(entry.path)))
-                    self.tree.append(TreeEntry(escape(os.fsencode(name)), "symlink", None, target))
-                    continue
-            except OSError as error:
-                raise SourceChanged(
-                    f"{entry.path} disappeared while its directory was read: {error.strerror}",
-                    cure="save when nothing writes there",
-                ) from error
-            if stat.S_ISDIR(seen.st_mode):
-                self.tree.append(TreeEntry(escape(os.fsencode(name)), "directory", _mode(seen)))
-                self._walk(entry.path, name)
-            elif stat.S_ISREG(seen.st_mode):
-                self._add(entry.path, name, seen)
-            else:
-                self._skipped.append(f"{entry.path} is {_kind_of(seen.st_mode)}: not saved")
+        if stat.S_ISDIR(seen.st_mode):
+            self.tree.append(TreeEntry(escape(os.fsencode(name)), "directory", _mode(seen)))
+            return True
+        if stat.S_ISREG(seen.st_mode):
+            self._add(entry.path, name, seen)
+        else:
+            self._skipped.append(f"{entry.path} is {_kind_of(seen.st_mode)}: not saved")
+        return False
 
     def _add(self, path: str, name: str, seen: os.stat_result) -> None:
         if not os.access(path, os.R_OK):
@@ -300,6 +305,16 @@ class FilesSource(Source):
         if self._direct_files:
             notes.append(f"{self._direct_files} of {len(self._found)} source files read with direct I/O")
         return notes
+
+
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: os.fsencode(entry.name))
+    except OSError as error:
+        raise SourceError(
+            f"{directory} cannot be read: {error.strerror}", cure="check its permissions"
+        ) from error
 
 
 def _holes(data: Sequence[tuple[int, int]], size: int, step: int) -> set[int]:
