@@ -166,7 +166,7 @@ def _sink(sink: SinkResult, facts: RunFacts) -> Table:
     rows = [
         ("", title),
         ("digest", sink.digest),
-        ("stored", f"{format_bytes(sink.stored_bytes)} in {plural(sink.objects, 'object')}, {_codec(sink)}"),
+        ("stored", _stored(sink)),
         ("ran", _ran(sink.engine or facts.io_engine, sink.direct, sink.codec_backend, facts)),
         ("retries", str(sink.retries)),
         ("durable", f"after {duration(sink.seconds)}"),
@@ -189,6 +189,12 @@ def _grid(rows: Sequence[tuple[str, str]], indent: str = "  ", style: str = "") 
         outer.add_row(grid)
         return outer
     return grid
+
+
+def _stored(sink: SinkResult) -> str:
+    if not sink.digest:
+        return ""  # files of a restore, no image
+    return f"{format_bytes(sink.stored_bytes)} in {plural(sink.objects, 'object')}, {_codec(sink)}"
 
 
 def _codec(sink: SinkResult) -> str:

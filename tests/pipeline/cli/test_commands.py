@@ -45,7 +45,7 @@ QUICK = ("--chunk-size", "64KiB", "--ring-size", "4MiB")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("sav",), 'ckptpipe: there is no command "sav"; did you mean "save"?'),
+        (("savee",), 'ckptpipe: there is no command "savee"; did you mean "save"?'),
         (("--jsn",), "ckptpipe: no such option '--jsn'; see ckptpipe --help"),
         (("save", "--tp", "x"), "ckptpipe save: no such option '--tp'; did you mean --to?"),
         (("save", "x", "--best-efort", "y"), "ckptpipe save: no such option '--best-efort'; did you mean --best-effort?"),
@@ -375,15 +375,15 @@ class TestPipelines:
         assert json.loads(out)["graph"]["source"]["params"] == {"bytes": MIB, "pattern": "random"}
 
     def test_check_says_everything_and_exits_2(self, call: Any, config: str) -> None:
-        code, out, err = call("check", config, "--set", "nam=x", "--set", "settings.workers=y")
+        code, out, err = call("check", config, "--set", "namee=x", "--set", "settings.workers=y")
         assert (code, out) == (2, "")
         assert err.splitlines() == [
             "--set settings.workers: expected a whole number",
-            '--set nam: unknown key "nam"; did you mean "name"?',
+            '--set namee: unknown key "namee"; did you mean "name"?',
         ]
-        code, out, err = call("check", config, "--json", "--set", "nam=x")
+        code, out, err = call("check", config, "--json", "--set", "namee=x")
         assert (code, err) == (2, "")
-        assert json.loads(out)["error"]["problems"][0]["file"] == "--set nam"
+        assert json.loads(out)["error"]["problems"][0]["file"] == "--set namee"
 
     def test_run(self, call: Any, config: str) -> None:
         code, out, err = call("run", config, "--set", "name=x")

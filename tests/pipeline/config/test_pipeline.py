@@ -176,9 +176,9 @@ def test_from_mapping() -> None:
     made = Pipeline.from_mapping({"source": {"files": [Path("/a")]}, "sinks": ({"to": "/b"},)})
     assert made.spec.source.params["paths"] == ("/a",)
     with pytest.raises(ConfigError) as caught:
-        Pipeline.from_mapping({"source": {"fils": "/a"}, "sinks": [{"to": "/b"}]})
+        Pipeline.from_mapping({"source": {"fileq": "/a"}, "sinks": [{"to": "/b"}]})
     assert [str(problem) for problem in caught.value.problems] == [
-        '<mapping>: source.fils: unknown key "fils"; did you mean "files"?',
+        '<mapping>: source.fileq: unknown key "fileq"; did you mean "files"?',
         "<mapping>: source: nothing to read; give one of files, stdin, image, synthetic",
     ]
 
@@ -202,7 +202,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert problem(tmp_path / "none.yaml") == ": cannot be read: No such file or directory"
     assert problem(tmp_path) == ": cannot be read: Is a directory"
     path = tmp_path / "latin.yaml"
-    path.write_bytes(b"source: x\nname: caf\xe9\n")
-    assert problem(path) == ":2:10: not UTF-8 text"
+    path.write_bytes(b"source: x\nname: \xe9t\xe9\n")
+    assert problem(path) == ":2:7: not UTF-8 text"
     path.write_bytes(b"x" * (2 << 20))
     assert problem(path) == ":1:1: the file is larger than 1 MiB"

@@ -25,10 +25,10 @@ def problems(text: str, *assignments: str, environment: dict[str, str] | None = 
 def test_everything_at_once_in_the_files_order() -> None:
     text = """\
         # a comment
-        nam: x
+        namee: x
         source: {files: [/data/model]}
         stages:
-          shrink: {reads: sourc, compress: zstd:99}
+          shrink: {reads: sourcez, compress: zstd:99}
           again: {reads: shrink, compress: zstd:3}
           lim: {limit: 0}
         sinks:
@@ -38,14 +38,14 @@ def test_everything_at_once_in_the_files_order() -> None:
             to: s4://bucket/x
             tp: 4
           nul: {restore: 'null:', reads: again}
-          x: {to: "nvme:/mnt/nvme/images/", options: {dirct: on, direct: x}}
+          x: {to: "nvme:/mnt/nvme/images/", options: {directt: on, direct: x}}
         settings: {chunk_bytes: 8M, io_depth: ${DEPTH}, workers: 1.5, io_engine: uring}
         settings: {}
         """
     assert problems(text, "settings.workrs=3", "sinks.clud.to=x") == [
-        'c.yaml:2:1: nam: unknown key "nam"; did you mean "name"?',
-        'c.yaml:5:19: stages.shrink.reads: there is no node "sourc"; did you mean "source"?',
-        "c.yaml:5:36: stages.shrink.compress: zstd has no level 99; use 1 (fast) to 22 (small), or -1 to -100 "
+        'c.yaml:2:1: namee: unknown key "namee"; did you mean "name"?',
+        'c.yaml:5:19: stages.shrink.reads: there is no node "sourcez"; did you mean "source"?',
+        "c.yaml:5:38: stages.shrink.compress: zstd has no level 99; use 1 (fast) to 22 (small), or -1 to -100 "
         "(faster still); the default is 3",
         "c.yaml:6:26: stages.again.compress: the chunks are compressed already by stages.shrink; keep one of the "
         "two",
@@ -59,8 +59,8 @@ def test_everything_at_once_in_the_files_order() -> None:
         "c.yaml:14:18: sinks.nul.restore: a restore needs the chunks as they were, and stages.again compresses "
         "them",
         "c.yaml:15:11: sinks.x.to: sinks.local writes to the same place; two sinks cannot write one image",
-        'c.yaml:15:47: sinks.x.options.dirct: nvme has no option "dirct"; did you mean "direct"?',
-        "c.yaml:15:66: sinks.x.options.direct: 'x' is not one of auto, on, off",
+        'c.yaml:15:47: sinks.x.options.directt: nvme has no option "directt"; did you mean "direct"?',
+        "c.yaml:15:68: sinks.x.options.direct: 'x' is not one of auto, on, off",
         "c.yaml:16:25: settings.chunk_bytes: '8M' can mean two sizes: write 8MiB (binary) or 8MB (decimal)",
         "c.yaml:16:39: the environment variable DEPTH is not set; set it, or give a default: ${DEPTH:-…}",
         "c.yaml:16:58: settings.workers: expected a whole number from 0 to 1024, got a number with a fraction",
@@ -255,15 +255,15 @@ class TestSet:
         [
             ("nonsense", "--set: expected KEY=VALUE, like settings.chunk_bytes=16MiB"),
             ("=5", "--set: expected KEY=VALUE, like settings.chunk_bytes=16MiB"),
-            ("sorce.files=/x", '--set sorce.files: the config has no "sorce"; did you mean "source"?'),
+            ("sourcc.files=/x", '--set sourcc.files: the config has no "sourcc"; did you mean "source"?'),
             ("source.file=/x", '--set source.file: unknown key "file"; did you mean "files"?'),
             ("sinks.b.to=/x", '--set sinks.b.to: sinks has no "b"; known: a'),
             ("sinks.a.to.x=/x", '--set sinks.a.to.x: sinks.a.to is text; it has nothing called "x" in it'),
             ("settings.workers=many", "--set settings.workers: expected a whole number"),
             ("source.files=[/x", "--set source.files: not YAML"),
             (
-                "sinks.a.options.dirct=on",
-                '--set sinks.a.options.dirct: nvme has no option "dirct"; did you mean "direct"?',
+                "sinks.a.options.directt=on",
+                '--set sinks.a.options.directt: nvme has no option "directt"; did you mean "direct"?',
             ),
         ],
     )
