@@ -68,16 +68,20 @@ def explained(operation: str, path: str) -> Iterator[None]:
 
 
 class Directory:
-    """``path`` may itself be reached through links: it is the user's. Below it no link is followed."""
+    """``path`` may itself be reached through links: it is the user's. Below it no link is followed.
 
-    def __init__(self, path: str) -> None:
+    ``modes`` False: the mount has its own idea of modes (s3fs fails in odd ways when asked for others).
+    """
+
+    def __init__(self, path: str, *, modes: bool = True) -> None:
         self.path = path
+        self.modes = modes
 
     def __repr__(self) -> str:
         return f"Directory({self.path!r})"
 
     def child(self, name: str) -> Directory:
-        return Directory(os.path.join(self.path, check_name(name)))
+        return Directory(os.path.join(self.path, check_name(name)), modes=self.modes)
 
     def where(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -116,7 +120,7 @@ class Directory:
                 continue
             except OSError as error:
                 raise storage_error(error, "mkdir", path) from error
-            _set_mode(path, DIRECTORY_MODE)
+            self._set_mode(path, DIRECTORY_MODE)
             _sync_directory(os.path.dirname(path))
 
     def check_writable(self) -> None:
@@ -159,7 +163,7 @@ class Directory:
         with explained("create", self.where(name)), self._at(name, make=True) as (folder, leaf):
             descriptor = os.open(leaf, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _OPEN, FILE_MODE, dir_fd=folder)
             try:
-                _set_mode(descriptor, FILE_MODE)
+                self._set_mode(descriptor, FILE_MODE)
             except BaseException:
                 os.close(descriptor)
                 os.unlink(leaf, dir_fd=folder)
@@ -259,7 +263,7 @@ class Directory:
             )
             try:
                 try:
-                    _set_mode(descriptor, FILE_MODE)
+                    self._set_mode(descriptor, FILE_MODE)
                     _write_all(descriptor, data)
                     os.fsync(descriptor)
                 finally:
@@ -288,7 +292,7 @@ class Directory:
                 descriptor = os.open(leaf, flags | os.O_TRUNC, FILE_MODE, dir_fd=folder)
             try:
                 try:
-                    _set_mode(descriptor, FILE_MODE)
+                    self._set_mode(descriptor, FILE_MODE)
                     _write_all(descriptor, data)
                     os.fsync(descriptor)
                 finally:
@@ -316,12 +320,42 @@ class Directory:
             ) from None
         try:
             for part in folders:
-                inner = _enter(folder, part, make)
+                inner = self._enter(folder, part, make)
                 os.close(folder)
                 folder = inner
             yield folder, leaf or last
         finally:
             os.close(folder)
+
+    def _enter(self, folder: int, part: str, make: bool) -> int:
+        """A descriptor of the sub-directory ``part``; a link is not followed."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(part, flags, dir_fd=folder)
+        except FileNotFoundError:
+            if not make:
+                raise
+        with suppress(FileExistsError):
+            os.mkdir(part, DIRECTORY_MODE, dir_fd=folder)
+            _sync(folder)
+        inner = os.open(part, flags, dir_fd=folder)
+        try:
+            self._set_mode(inner, DIRECTORY_MODE)
+        except BaseException:
+            os.close(inner)
+            raise
+        return inner
+
+    def _set_mode(self, file: int | str, mode: int) -> None:
+        """Exactly ``mode``, also under a umask that takes bits away."""
+        found = os.stat(file)
+        if stat.S_IMODE(found.st_mode) == mode or found.st_uid != os.geteuid():
+            return
+        try:
+            os.chmod(file, mode)
+        except OSError as error:
+            if self.modes and error.errno not in _UNSUPPORTED:
+                raise
 
     def _files(self) -> list[tuple[str, os.stat_result]]:
         with explained("list", self.path):
@@ -335,38 +369,6 @@ class Directory:
                     return found
             except FileNotFoundError:
                 return []
-
-
-def _enter(folder: int, part: str, make: bool) -> int:
-    """A descriptor of the sub-directory ``part``; a link is not followed."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(part, flags, dir_fd=folder)
-    except FileNotFoundError:
-        if not make:
-            raise
-    with suppress(FileExistsError):
-        os.mkdir(part, DIRECTORY_MODE, dir_fd=folder)
-        _sync(folder)
-    inner = os.open(part, flags, dir_fd=folder)
-    try:
-        _set_mode(inner, DIRECTORY_MODE)
-    except BaseException:
-        os.close(inner)
-        raise
-    return inner
-
-
-def _set_mode(file: int | str, mode: int) -> None:
-    """Exactly ``mode``, also under a umask that takes bits away. Mounts without modes stay as they are."""
-    found = os.stat(file)
-    if stat.S_IMODE(found.st_mode) == mode or found.st_uid != os.geteuid():
-        return
-    try:
-        os.chmod(file, mode)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -68,7 +68,7 @@ class FuseBackend(LocalBackend):
 
         with explained("statfs", path):
             await in_thread(look)
-        return cls([Directory(path)], LocalState(context, _buffered), chosen)
+        return cls([Directory(path, modes=False)], LocalState(context, _buffered), chosen)
 
     def _url(self) -> str:
         return local_url([directory.path for directory in self._directories], self.scheme)
