@@ -112,6 +112,7 @@ class ImageSource(Source):
                 row,
                 f"stored bytes have the checksum {stored_crc:08x}, the index says {row.stored_crc32c:08x}",
             )
+        clear_padding(part, row.stored_bytes)  # what lay there belonged to no checksum
         self.counts.chunks += 1
         self.counts.stored_bytes += row.stored_bytes
         position = self._position[row.stream]
