@@ -200,6 +200,8 @@ def _stored(sink: SinkResult) -> str:
 def _codec(sink: SinkResult) -> str:
     if sink.codec == "none":
         return "not compressed"
+    if not sink.chunks_compressed + sink.chunks_raw:
+        return f"{sink.codec}, as it was"
     return f"{sink.codec}: {sink.chunks_compressed:,} of {plural(sink.chunks_compressed + sink.chunks_raw, 'chunk')} compressed"
 
 

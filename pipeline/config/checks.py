@@ -73,20 +73,16 @@ def _blame(located: Located, path: Path, item: Any) -> None:
     kind = item["type"]
     if kind == "extra_forbidden":
         known = list(_model_at(path[:-1]).model_fields)
-        if path[-1] == "reads":
-            where = "stages" if path[0] == "stages" else "sinks"
-            located.blame(
-                path,
-                f"reads belongs to the graph form; make {where} a mapping by name, or leave reads out "
-                "(in a list each stage reads the one before it)",
-                key=True,
-            )
+        if path[-1] in ("reads", "name") and path[0] in ("stages", "sinks"):
+            located.blame(path, _graph_form_only(path), key=True)
             return
         located.blame(path, f'unknown key "{_short(path[-1])}"{suggestion(str(path[-1]), known)}', key=True)
     elif kind == "missing":
         located.blame(path[:-1], f'"{path[-1]}" is missing')
     elif kind in ("model_type", "dict_type", "model_attributes_type"):
-        located.blame(path, f"expected a mapping, got {kind_of(_value_at(located.data, path))}")
+        like = _LIKE.get(str(path[0])) if len(path) == 1 or path[0] in ("stages", "sinks") else None
+        hint = f" like {like}" if like else ""
+        located.blame(path, f"expected a mapping{hint}, got {kind_of(_value_at(located.data, path))}")
     elif kind == "list_type":
         located.blame(
             path, f"expected a list, or a mapping by name, got {kind_of(_value_at(located.data, path))}"
@@ -96,6 +92,20 @@ def _blame(located: Located, path: Path, item: Any) -> None:
         located.blame(path, context["anonymous" if located.from_variable(path) else "message"])
     else:
         located.blame(path, item["msg"].lower())
+
+
+_LIKE = {"source": "{files: PATH}", "stages": '{compress: "zstd:3"}', "sinks": "{to: URL}"}
+
+
+def _graph_form_only(path: Path) -> str:
+    """Why ``reads`` or ``name`` is wrong where it stands, and what was probably meant."""
+    section, key = path[0], path[-1]
+    if isinstance(path[1], int):
+        return (
+            f"{key} belongs to the graph form; make {section} a mapping by name, or leave {key} out "
+            "(in a list each stage reads the one before it)"
+        )
+    return f"a node is called by its key, {path[1]}; an image is called by the name beside {section}"
 
 
 def _model_at(path: Path) -> type[BaseModel]:

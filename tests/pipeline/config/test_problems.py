@@ -92,7 +92,24 @@ GOOD = "source: {files: /a}\n"
             "c.yaml:2:8: sinks: there is no sink; give at least one {to: URL} or {restore: DIR}",
         ),
         (GOOD + "sinks: /b\n", "c.yaml:2:8: sinks: expected a list, or a mapping by name, got text"),
-        (GOOD + "sinks: [/b]\n", "c.yaml:2:9: sinks.0: expected a mapping, got text"),
+        (GOOD + "sinks: [/b]\n", "c.yaml:2:9: sinks.0: expected a mapping like {to: URL}, got text"),
+        (
+            "source: /a\nsinks: [{to: /b}]\n",
+            "c.yaml:1:9: source: expected a mapping like {files: PATH}, got text",
+        ),
+        (
+            GOOD + "stages: {s: zstd}\nsinks: {x: {to: /b, reads: s}}\n",
+            'c.yaml:2:13: stages.s: expected a mapping like {compress: "zstd:3"}, got text',
+        ),
+        (
+            GOOD + "stages: [{name: s, limit: 1MB/s}]\nsinks: [{to: /b}]\n",
+            "c.yaml:2:11: stages.0.name: name belongs to the graph form; make stages a mapping by name, or leave "
+            "name out (in a list each stage reads the one before it)",
+        ),
+        (
+            GOOD + "sinks: {x: {to: /b, name: y}}\n",
+            "c.yaml:2:21: sinks.x.name: a node is called by its key, x; an image is called by the name beside sinks",
+        ),
         (GOOD + "sinks: [{policy: required}]\n", "c.yaml:2:9: sinks.0: give one of to and restore"),
         (
             GOOD + "sinks: [{to: /b, restore: /c}]\n",
