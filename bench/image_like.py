@@ -7,6 +7,7 @@ them from a random place, so that nothing repeats within a block.
 
 from __future__ import annotations
 
+import functools
 import random
 from array import array
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ class ImageLike:
 
     def __init__(self, seed: int = 20) -> None:
         self._random = random.Random(seed)
-        self._weights = _bf16_weights(self._random, 64 * MIB)
-        self._cache = _fp16_walk(self._random)
+        self._weights = _bf16_weights(seed, 64 * MIB)
+        self._cache = _fp16_walk(seed)
 
     def write(self, folder: Path, scale: float = 1.0) -> int:
         """Bytes of all files, as `ls -l` counts them."""
@@ -71,9 +72,11 @@ def _fill(path: Path, blocks: Iterator[bytes]) -> None:
         file.writelines(blocks)
 
 
-def _bf16_weights(source: random.Random, nbytes: int) -> bytes:
+@functools.cache
+def _bf16_weights(seed: int, nbytes: int) -> bytes:
     """Gaussian float32 rounded to the nearest bf16, ties to even; beyond `_POOL_VALUES` values, sign and
     exponent repeat in another order and the mantissa's seven bits, all but uniform anyway, are drawn afresh."""
+    source = random.Random(seed)
     words = array("I")
     words.frombytes(array("f", (source.gauss(0.0, 0.02) for _ in range(_POOL_VALUES))).tobytes())
     pool = array("H", ((word + 0x7FFF + (word >> 16 & 1)) >> 16 for word in words)).tobytes()
@@ -87,8 +90,10 @@ def _bf16_weights(source: random.Random, nbytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _fp16_walk(source: random.Random) -> bytes:
+@functools.cache
+def _fp16_walk(seed: int) -> bytes:
     """`_POOL_VALUES` values of a slow random walk between -4 and 4, as fp16 rounded towards zero."""
+    source = random.Random(seed + 1)
     values = array("f")
     value = 1.0
     for _ in range(_POOL_VALUES):
