@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ckptpipe.pipeline.errors import ImageCorrupt, UnsupportedImage
 from ckptpipe.pipeline.image.layout import MANIFEST_NAME, lease_name, parse_object_name
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest
+from ckptpipe.pipeline.image.seal import is_torn
 from ckptpipe.pipeline.result import GcItem
 from ckptpipe.storage_backends.abc import Backend, ObjectInfo, PendingUpload
 from ckptpipe.storage_backends.errors import ObjectNotFound
@@ -60,35 +61,41 @@ async def remove_save(backend: Backend, save_id: str) -> int:
 async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list[GcItem]:
     """Remove what no manifest names and no live lease protects, where it is older than ``older_than`` seconds.
 
-    A manifest that cannot be read protects everything beside it: it may be one of a newer format.
+    A torn manifest is an absent one, and goes too. Any other that cannot be read protects everything beside
+    it: it may be damaged and worth repairing, or of a newer format.
     """
     saves = await saves_at(backend)
     temporary = [upload for upload in await backend.pending() if parse_object_name(upload.name) is None]
     current = await _save_id_of_manifest(backend)
+    torn = [await backend.stat(MANIFEST_NAME)] if current is TORN else []
     items: list[GcItem] = []
-    now = time.time()
+    now, running = time.time(), ""
     for save_id, save in sorted(saves.items()):
         if save_id == current:
             kept = [info for info in save.objects if info.name == lease_name(save_id)]
             save = SaveObjects(save_id, kept, save.uploads)  # a lease that outlived its commit
         reason = "the manifest cannot be read" if current is UNREADABLE else await live_lease(backend, save)
+        running = running or reason
         items += await _take(backend, save, older_than=older_than, dry_run=dry_run, now=now, reason=reason)
-    loose = SaveObjects("", [], temporary)
-    items += await _take(backend, loose, older_than=older_than, dry_run=dry_run, now=now, reason="")
+    loose = SaveObjects("", torn, temporary)  # a save that runs may be writing just these
+    items += await _take(backend, loose, older_than=older_than, dry_run=dry_run, now=now, reason=running)
     if not dry_run and any(item.removed for item in items):
         await backend.remove_if_empty()
     return items
 
 
 UNREADABLE = object()
+TORN = object()
 
 
 async def _save_id_of_manifest(backend: Backend) -> object:
     """The save id of the image that stands, None where none does."""
     try:
-        return save_id_of(await backend.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT))
+        stored = await backend.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
     except ObjectNotFound:
         return None
+    try:
+        return TORN if is_torn(stored) else save_id_of(stored)
     except (ImageCorrupt, UnsupportedImage):
         return UNREADABLE
 

@@ -31,8 +31,28 @@ def seal(body: bytes) -> bytes:
     return covered + _DIGEST + hashlib.sha256(covered).hexdigest().encode() + _END
 
 
+def is_torn(data: bytes) -> bool:
+    """Whether ``data`` is a manifest that was not written to its end: it lacks the seal, or is shorter or
+    longer than the seal says. One that has its seal but not the bytes that were sealed is damaged, not torn.
+    """
+    try:
+        _sealed_part(data, "")
+    except ImageCorrupt:
+        return True
+    return False
+
+
 def check_seal(data: bytes, where: str) -> None:
     """ImageCorrupt unless ``data`` is sealed and whole."""
+    covered, digest = _sealed_part(data, where)
+    with memoryview(data) as view:
+        found = hashlib.sha256(view[:covered]).hexdigest()
+    if found.encode() != digest:
+        raise ImageCorrupt(f"{where}: its SHA-256 is not the one that it ends with", cure=_CURE)
+
+
+def _sealed_part(data: bytes, where: str) -> tuple[int, bytes]:
+    """How many bytes the seal covers, and the SHA-256 that it gives. ImageCorrupt where it is not all there."""
     if len(data) < TAIL_BYTES:
         raise ImageCorrupt(f"{where}: {len(data)} bytes are no manifest", cure=_CURE)
     tail = _TAIL.fullmatch(data, len(data) - TAIL_BYTES)
@@ -43,7 +63,4 @@ def check_seal(data: bytes, where: str) -> None:
         raise ImageCorrupt(f"{where}: it does not end with its length and SHA-256", cure=_CURE)
     if int(length[1]) != len(data):
         raise ImageCorrupt(f"{where}: {len(data)} bytes, it says {int(length[1])} of itself", cure=_CURE)
-    with memoryview(data) as view:
-        found = hashlib.sha256(view[: tail.start()]).hexdigest()
-    if found.encode() != tail[1]:
-        raise ImageCorrupt(f"{where}: its SHA-256 is not the one that it ends with", cure=_CURE)
+    return tail.start(), tail[1]

@@ -26,6 +26,7 @@ from ckptpipe.pipeline.image.layout import (
 from ckptpipe.pipeline.image.leftovers import remove_save, save_id_of
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest, digest_of
 from ckptpipe.pipeline.image.packer import Packer
+from ckptpipe.pipeline.image.seal import is_torn
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source
@@ -71,6 +72,7 @@ class ImageSink(Sink):
         self._encoded: EncodedIndex | None = None
         self._notes: list[str] = []
         self._container: Backend | None = None
+        self._torn = False
         self._replaced = b""  # manifest of the image that is being replaced
         self._packer: Packer | None = None
         self._source: Source | None = None
@@ -91,6 +93,9 @@ class ImageSink(Sink):
         try:
             stored = await self._image.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
         except ObjectNotFound:
+            return
+        if is_torn(stored):
+            self._torn = True  # as good as absent: a save was killed while it wrote the manifest in place
             return
         if not self._overwrite:
             raise ImageExists(
@@ -151,6 +156,8 @@ class ImageSink(Sink):
         self._digest = digest_of(stored)
         self._manifest_bytes = stored
         try:
+            if self._torn and is_torn(await self._image.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)):
+                await self._image.delete(MANIFEST_NAME)
             await self._image.put_atomic(MANIFEST_NAME, stored, if_absent=not self._overwrite)
         except ObjectExists as error:
             raise ImageExists(
