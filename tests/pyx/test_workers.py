@@ -289,7 +289,14 @@ def test_an_idle_pool_uses_no_cpu_and_never_wakes(loop_factory: LoopFactory) -> 
                 await pool.scan(lease, len(data))
             threads = worker_threads()
             assert len(threads) == 3
-            await until(lambda: all(asleep(thread) for thread in threads))
+            # Asleep for good: not only for the moment in which it waits for the pool's lock.
+            seen: list[object] = []
+
+            def settled() -> bool:
+                seen.append((pool.cpu_seconds, [switches(thread) for thread in threads]))
+                return all(asleep(thread) for thread in threads) and seen[-20:].count(seen[-1]) == 20
+
+            await until(settled)
             before = pool.cpu_seconds, [switches(thread) for thread in threads]
             assert before[0] > 0
             event = asyncio.Event()
