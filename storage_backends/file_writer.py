@@ -18,6 +18,7 @@ from ckptpipe.storage_backends.local import LocalState
 from ckptpipe.storage_backends.shielded import in_thread
 
 FIRST_STEP = 64 << 20  # reserved ahead at first; each later step doubles the file, up to the option's bound
+BUFFERED_PENDING = 1  # file systems serialise the buffered writers of one inode: more would only spin
 _NO_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -49,9 +50,8 @@ class FileWriter(ExtentWriter):
         reserve: int,
         size_hint: int = 0,
         forced: bool = False,
-        max_pending: int = 0,
     ) -> None:
-        super().__init__(name, state.budget, max_pending=max_pending, on_close=state.writers.discard)
+        super().__init__(name, state.budget, on_close=state.writers.discard)
         self._directory = directory
         self._path = directory.where(name)
         self._file = file
@@ -62,6 +62,8 @@ class FileWriter(ExtentWriter):
         self._size_hint = size_hint
         self._forced = forced
         self._reserved = 0
+        if not file.direct:
+            self._max_pending = BUFFERED_PENDING
 
     def _write(self, lease: Lease, nbytes: int, offset: int) -> asyncio.Future[Any]:
         return self._io.write(self._descriptor, lease, nbytes, offset, self._path)
@@ -93,6 +95,7 @@ class FileWriter(ExtentWriter):
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
         self._file.direct = False
+        self._max_pending = BUFFERED_PENDING
         self._file.why = why
         self._state.note(f"direct I/O was left in the middle of an object: {why}")
 

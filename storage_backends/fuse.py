@@ -89,7 +89,7 @@ class FuseBackend(LocalBackend):
             directory.unlink(name)
 
         file = await in_thread(create, undo=undo)
-        writer = _SequentialWriter(name, directory, file, self._state, reserve=0, max_pending=1)
+        writer = _SequentialWriter(name, directory, file, self._state, reserve=0)
         self._state.writers.add(writer)
         return writer
 
@@ -114,6 +114,8 @@ class FuseBackend(LocalBackend):
 
 
 class _SequentialWriter(FileWriter):
+    """Buffered, so one write is in flight, and each begins where the one before ended."""
+
     async def _prepare(self, extents: Sequence[Extent], offset: int, nbytes: int) -> None:
         return
 

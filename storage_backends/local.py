@@ -202,7 +202,7 @@ class LocalBackend(Backend):
 
     def report(self) -> BackendReport:
         io = self._state.context.io
-        notes = builtins.list(self._state.notes)
+        notes = [*self._state.notes, *io.notes]
         if io.why:
             notes.insert(0, f"I/O engine {io.name}: {io.why}")
         return BackendReport(self.scheme, io.name, str(self._state.direct), 0, notes)

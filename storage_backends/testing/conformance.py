@@ -58,9 +58,11 @@ def run_case(
     readable: bool = True,
     io_engine: EngineName = "auto",
     seconds: float = 60.0,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Run one case on a loop of its own. AssertionError says what the backend did wrong."""
-    asyncio.run(_run(case, open_backend, readable, io_engine, seconds))
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_run(case, open_backend, readable, io_engine, seconds))
 
 
 def run_conformance(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from ckptpipe.pyx.io_engine import EngineName
 from ckptpipe.storage_backends.abc import Backend, BackendContext
@@ -69,6 +70,11 @@ def test_nvme(case: Case, engine: EngineName, direct: str, stripes: int, workdir
 @every_case
 def test_nvme_striped_direct(case: Case, options: Mapping[str, object], workdir: Path) -> None:
     run_case(case, striped(workdir, 2, **options))
+
+
+@every_case
+def test_nvme_under_uvloop(case: Case, workdir: Path) -> None:
+    run_case(case, striped(workdir, 2), loop_factory=uvloop.new_event_loop)
 
 
 @pytest.fixture(scope="module")
