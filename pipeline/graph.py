@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -120,7 +120,7 @@ class Graph:
             if node.error is not None:
                 continue
             try:
-                async with _deadline(sink):
+                async with self._deadline(node):
                     await (sink.check(self.source) if step == "check" else sink.begin(self.source))
             except Exception as error:
                 if sink.policy == "required":
@@ -193,6 +193,20 @@ class Graph:
                 "every sink failed: " + "; ".join(f"{_sink(sink).url}: {sink.error}" for sink in self.sinks)
             ) from error
 
+    @asynccontextmanager
+    async def _deadline(self, node: Node) -> AsyncIterator[None]:
+        """Nobody waits longer for a best-effort sink than it may lag, where somebody waits."""
+        sink, others = _sink(node), [other for other in self.sinks if other is not node and not other.error]
+        try:
+            async with asyncio.timeout(
+                sink.deadline if others and sink.policy != "required" else None
+            ) as limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"took longer than its deadline of {sink.deadline:g} s") from error
+
     async def _undo(self, node: Node) -> None:
         """Abort a sink. What it could not clean up is a note: gc finds it, and the others go on."""
         try:
@@ -251,7 +265,7 @@ class Graph:
             if node.error is not None:
                 continue
             try:
-                async with _deadline(sink):
+                async with self._deadline(node):
                     await sink.commit()
             except Exception as error:
                 if sink.policy == "required":
@@ -287,8 +301,3 @@ class Graph:
 def _sink(node: Node) -> Sink:
     assert isinstance(node.work, Sink)
     return node.work
-
-
-def _deadline(sink: Sink) -> asyncio.Timeout:
-    """Nobody waits longer for a best-effort sink than it may lag."""
-    return asyncio.timeout(None if sink.policy == "required" else sink.deadline)

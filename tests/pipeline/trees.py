@@ -22,10 +22,10 @@ class Entry:
 
 
 def look(root: str | os.PathLike[str]) -> dict[bytes, Entry]:
-    """Everything below ``root`` by its path; links are not followed."""
+    """Everything below ``root`` by its path, nothing where it is missing; links are not followed."""
     base = os.fsencode(root)
     found: dict[bytes, Entry] = {}
-    stack = [b""]
+    stack = [b""] if os.path.isdir(base) else []
     while stack:
         head = stack.pop()
         with os.scandir(os.path.join(base, head)) as entries:

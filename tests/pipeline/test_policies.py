@@ -1,0 +1,303 @@
+"""What a sink's failure means: required ones end the save and undo it everywhere, best-effort ones do not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ckptpipe
+from ckptpipe.pipeline.errors import ImageExists, SaveFailed, UsageError
+from ckptpipe.pipeline.sinks import image as image_sink
+from ckptpipe.storage_backends.errors import NoSpace, StorageError
+from ckptpipe.storage_backends.wrappers.faulty import Faults
+from tests.pipeline.runs import MIB, break_sink, run
+from tests.pipeline.trees import Entry, look, write
+
+__all__ = ["break_sink"]
+
+# Chunks that are not gathered: each is an append.
+LARGE = ckptpipe.Settings(chunk_bytes=MIB, ring_bytes=8 * MIB, workers=2)
+SIZE = 6 * MIB + 1
+
+Plan = Callable[[str, Faults], Faults]
+
+# Where a save can fail, by the call of its backend that fails: put_atomic 1 is the live lease object, 2 the
+# index, 3 the manifest.
+POINTS = {
+    "check": ("check", 1),
+    "begin": ("put_atomic", 1),
+    "create": ("create", 1),
+    "first bytes": ("append", 1),
+    "middle": ("append", 5),
+    "finish": ("finish", 1),
+    "index": ("put_atomic", 2),
+    "commit": ("put_atomic", 3),
+}
+
+
+# Each call refused; and, for those that the store might have done all the same, its answer lost.
+FAILURES = [(point, False) for point in POINTS] + [(point, True) for point in ("begin", "index", "commit")]
+
+
+@pytest.fixture
+def source(workdir: Path) -> Path:
+    return write(workdir / "file", os.urandom(SIZE))
+
+
+def old_images(workdir: Path, source: Path) -> dict[str, dict[bytes, Entry]]:
+    """An image of other content at both places, and what lies there."""
+    other = write(workdir / "older" / "file", os.urandom(100_000))
+    run(ckptpipe.save(other, to=[workdir / "one", workdir / "two"], name="i", settings=LARGE))
+    return {place: kept(workdir / place) for place in ("one", "two")}
+
+
+def kept(place: Path) -> dict[bytes, Entry]:
+    """What lies there; the time of a manifest is not part of it: it may have been put back."""
+    return {path: replace(entry, mtime_ns=0) for path, entry in look(place).items()}
+
+
+@pytest.mark.parametrize("overwrite", [False, True], ids=["first", "overwrite"])
+@pytest.mark.parametrize(("point", "after"), FAILURES)
+def test_a_required_sink_that_fails_undoes_everything(
+    workdir: Path, source: Path, break_sink: Plan, point: str, overwrite: bool, after: bool
+) -> None:
+    before = old_images(workdir, source) if overwrite else {"one": {}, "two": {}}
+    operation, nth = POINTS[point]
+    break_sink("two", Faults().fail(operation, nth, StorageError("broken on purpose"), after=after))  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match="broken on purpose"):
+        run(
+            ckptpipe.save(
+                source, to=[workdir / "one", workdir / "two"], name="i", overwrite=overwrite, settings=LARGE
+            )
+        )
+    for place, content in before.items():
+        assert kept(workdir / place) == content
+        if overwrite:
+            run(ckptpipe.verify(str(workdir / place / "i"), settings=LARGE))
+
+
+@pytest.mark.parametrize("overwrite", [False, True], ids=["first", "overwrite"])
+@pytest.mark.parametrize(("point", "after"), FAILURES)
+def test_a_best_effort_sink_that_fails_is_given_up(
+    workdir: Path, source: Path, break_sink: Plan, point: str, overwrite: bool, after: bool
+) -> None:
+    before = old_images(workdir, source) if overwrite else {"one": {}, "two": {}}
+    operation, nth = POINTS[point]
+    break_sink("two", Faults().fail(operation, nth, StorageError("broken on purpose"), after=after))  # type: ignore[arg-type]
+    to = [ckptpipe.SinkSpec(str(workdir / "two"), policy="best-effort"), workdir / "one"]
+    result = run(ckptpipe.save(source, to=to, name="i", overwrite=overwrite, settings=LARGE))
+    failed, stood = result.sinks
+    assert not failed.ok and "broken on purpose" in failed.error and failed.policy == "best-effort"
+    assert stood.ok and not stood.error
+    checked = run(ckptpipe.verify(stood.image_url, settings=LARGE))
+    assert checked.raw_bytes == SIZE and checked.digest == stood.digest
+    assert kept(workdir / "two") == before["two"]
+
+
+@pytest.mark.parametrize("operation", ["list", "delete", "abort", "remove_if_empty"])
+def test_a_best_effort_sink_that_cannot_even_clean_up(
+    workdir: Path, source: Path, break_sink: Plan, operation: str
+) -> None:
+    faults = Faults().fail("append", 3, StorageError("broken on purpose"))
+    break_sink("two", faults.fail(operation, 0, lambda: StorageError("cannot clean up")))  # type: ignore[arg-type]
+    to = [workdir / "one", ckptpipe.SinkSpec(str(workdir / "two"), policy="best-effort")]
+    result = run(ckptpipe.save(source, to=to, name="i", settings=LARGE))
+    assert [sink.ok for sink in result.sinks] == [True, False]
+    assert any("cannot clean up" in note for note in result.facts.notes)
+
+
+def test_a_required_sink_that_cannot_clean_up_reports_the_first_error(
+    workdir: Path, source: Path, break_sink: Plan
+) -> None:
+    faults = Faults().fail("append", 3, StorageError("the reason"))
+    break_sink("two", faults.fail("list", 0, lambda: StorageError("cannot clean up")))
+    with pytest.raises(StorageError, match="the reason"):
+        run(ckptpipe.save(source, to=[workdir / "two", workdir / "one"], name="i", settings=LARGE))
+    assert look(workdir / "one") == {}
+
+
+def test_every_sink_failing_fails_the_save(workdir: Path, source: Path, break_sink: Plan) -> None:
+    break_sink("one", Faults().fail("append", 2, NoSpace("first reason")))
+    break_sink("two", Faults().fail("finish", 1, StorageError("second reason")))
+    to = [ckptpipe.SinkSpec(str(workdir / name), policy="best-effort") for name in ("one", "two")]
+    with pytest.raises(SaveFailed) as caught:
+        run(ckptpipe.save(source, to=to, name="i", settings=LARGE))
+    assert "first reason" in str(caught.value) and "second reason" in str(caught.value)
+    assert look(workdir / "one") == look(workdir / "two") == {}
+
+
+def slow_stage(
+    workdir: Path, source: Path, *, deadline: float, policies: tuple[str, str]
+) -> ckptpipe.GraphSpec:
+    return ckptpipe.GraphSpec(
+        ckptpipe.SourceSpec("files", {"paths": [source]}),
+        (
+            ckptpipe.SinkSpec(str(workdir / "one"), policy=policies[0], deadline=deadline),  # type: ignore[arg-type]
+            ckptpipe.SinkSpec(str(workdir / "two"), policy=policies[1], deadline=deadline),  # type: ignore[arg-type]
+        ),
+        image_name="i",
+    )
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        ("check", 1),
+        ("put_atomic", 1),
+        ("create", 1),
+        ("append", 3),
+        ("finish", 1),
+        ("put_atomic", 2),
+        ("put_atomic", 3),
+    ],
+    ids=lambda point: f"{point[0]} {point[1]}",
+)
+def test_a_best_effort_laggard_is_dropped(
+    workdir: Path, source: Path, break_sink: Plan, point: tuple[str, int]
+) -> None:
+    faults = Faults()
+    held = faults.hold(*point)  # type: ignore[arg-type]
+    break_sink("two", faults)
+    write(source, os.urandom(24 * MIB))  # more than edges and ring hold
+    spec = slow_stage(workdir, source, deadline=0.3, policies=("required", "best-effort"))
+    result = run(ckptpipe.run_graph(spec, settings=LARGE))
+    assert isinstance(result, ckptpipe.SaveResult)
+    assert held.reached.is_set()
+    assert [sink.ok for sink in result.sinks] == [True, False]
+    assert result.sinks[1].error
+    run(ckptpipe.verify(result.sinks[0].image_url, settings=LARGE))
+    assert look(workdir / "two") == {}
+
+
+def test_a_required_laggard_is_waited_for(workdir: Path, source: Path, break_sink: Plan) -> None:
+    faults = Faults()
+    held = faults.hold("append", 3)
+    break_sink("two", faults)
+    write(source, os.urandom(24 * MIB))
+    spec = slow_stage(workdir, source, deadline=0.01, policies=("required", "required"))
+
+    async def main() -> None:
+        looks = 0
+
+        def told(progress: ckptpipe.Progress) -> None:
+            nonlocal looks
+            looks += held.reached.is_set()
+            if looks > 3:
+                held.release.set()
+
+        result = await ckptpipe.run_graph(spec, settings=LARGE, progress=told)
+        assert isinstance(result, ckptpipe.SaveResult)
+        assert [sink.ok for sink in result.sinks] == [True, True]
+
+    run(main())
+
+
+def test_the_only_sink_is_not_dropped_for_being_slow(workdir: Path, source: Path) -> None:
+    write(source, os.urandom(4 * MIB))
+    spec = ckptpipe.GraphSpec(
+        ckptpipe.SourceSpec("files", {"paths": [source]}),
+        (ckptpipe.SinkSpec(str(workdir / "one"), reads="slow", policy="best-effort", deadline=0.05),),
+        (ckptpipe.StageSpec("slow", "limit", params={"rate": 5 * MIB}),),
+        image_name="i",
+    )
+    result = run(ckptpipe.run_graph(spec, settings=LARGE))
+    assert isinstance(result, ckptpipe.SaveResult) and result.sinks[0].ok
+
+
+def test_a_stage_that_fails_takes_only_best_effort_sinks_with_it(
+    workdir: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckptpipe.pipeline.codecs.pool import CodecPool
+
+    compress, calls = CodecPool.compress, 0
+
+    async def broken(self: CodecPool, *arguments: object) -> int:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise StorageError("the codec broke")
+        return await compress(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CodecPool, "compress", broken)
+    spec = ckptpipe.GraphSpec(
+        ckptpipe.SourceSpec("files", {"paths": [source]}),
+        (
+            ckptpipe.SinkSpec(str(workdir / "one")),
+            ckptpipe.SinkSpec(str(workdir / "two"), reads="zstd", policy="best-effort"),
+            ckptpipe.SinkSpec(str(workdir / "three"), reads="zstd", policy="best-effort"),
+        ),
+        (ckptpipe.StageSpec("zstd", "compress", params={"codec": "zstd"}),),
+        image_name="i",
+    )
+    result = run(ckptpipe.run_graph(spec, settings=LARGE))
+    assert isinstance(result, ckptpipe.SaveResult)
+    assert [sink.ok for sink in result.sinks] == [True, False, False]
+    assert look(workdir / "two") == look(workdir / "three") == {}
+    run(ckptpipe.verify(result.sinks[0].image_url, settings=LARGE))
+
+
+@pytest.mark.parametrize("operation", ["delete", "list"])
+def test_an_old_image_that_cannot_be_removed_does_not_undo_the_new_one(
+    workdir: Path, source: Path, break_sink: Plan, operation: str
+) -> None:
+    old_images(workdir, source)
+    break_sink("one", Faults().fail(operation, 0, lambda: StorageError("not now")))  # type: ignore[arg-type]
+    result = run(ckptpipe.save(source, to=workdir / "one", name="i", overwrite=True, settings=LARGE))
+    assert result.sinks[0].ok
+    assert any("not now" in note for note in result.facts.notes)
+    assert run(ckptpipe.verify(str(workdir / "one" / "i"), settings=LARGE)).raw_bytes == SIZE
+    collected = run(ckptpipe.gc(str(workdir / "one"), older_than=0))
+    assert any(item.removed for item in collected.items)
+    run(ckptpipe.verify(str(workdir / "one" / "i"), settings=LARGE))
+
+
+def test_somebody_elses_image_of_the_same_moment_stays(workdir: Path, source: Path, break_sink: Plan) -> None:
+    faults = Faults()
+    held = faults.hold("put_atomic", 3)
+    break_sink("one", faults)
+    other = write(workdir / "other", b"quicker")
+
+    async def main() -> None:
+        slow = asyncio.create_task(ckptpipe.save(source, to=workdir / "one", name="i", settings=LARGE))
+        await held.reached.wait()
+        quick = await ckptpipe.save(other, to=f"nvme:{workdir}/./one", name="i", settings=LARGE)
+        assert quick.sinks[0].ok
+        held.release.set()
+        with pytest.raises(ImageExists, match="somebody else"):
+            await slow
+        assert (await ckptpipe.verify(quick.sinks[0].image_url, settings=LARGE)).raw_bytes == 7
+
+    faults.calls["put_atomic"] = 0
+    saves = {"count": 0}
+    opened = image_sink.open_backend
+
+    async def only_the_first(*arguments: object) -> object:
+        """The second save gets a sound backend."""
+        saves["count"] += 1
+        backend = await opened(*arguments)  # type: ignore[arg-type]
+        return backend if saves["count"] == 1 else backend.inner  # type: ignore[attr-defined]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(image_sink, "open_backend", only_the_first)
+        run(main())
+
+
+def test_two_sinks_on_one_image_are_refused(workdir: Path, source: Path) -> None:
+    with pytest.raises(UsageError, match="two sinks"):
+        run(ckptpipe.save(source, to=[workdir / "one", f"nvme:{workdir}/one/"], name="i", settings=LARGE))
+    assert look(workdir / "one") == {}
+
+
+def test_a_stage_that_nobody_reads_is_refused(workdir: Path, source: Path) -> None:
+    spec = ckptpipe.GraphSpec(
+        ckptpipe.SourceSpec("files", {"paths": [source]}),
+        (ckptpipe.SinkSpec(str(workdir / "one")),),
+        (ckptpipe.StageSpec("zstd", "compress", params={"codec": "zstd"}),),
+    )
+    with pytest.raises(UsageError, match="nothing reads from stage 'zstd'"):
+        run(ckptpipe.run_graph(spec, settings=LARGE))
