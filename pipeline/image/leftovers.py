@@ -77,8 +77,11 @@ async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list
         reason = "the manifest cannot be read" if current is UNREADABLE else await live_lease(backend, save)
         running = running or reason
         items += await _take(backend, save, older_than=older_than, dry_run=dry_run, now=now, reason=reason)
-    loose = SaveObjects("", torn, temporary)  # a save that runs may be writing just these
-    items += await _take(backend, loose, older_than=older_than, dry_run=dry_run, now=now, reason=running)
+    # Each by itself; a save that runs may be writing just these.
+    loose = [SaveObjects("", [info], []) for info in torn]
+    loose += [SaveObjects("", [], [upload]) for upload in temporary]
+    for one in loose:
+        items += await _take(backend, one, older_than=older_than, dry_run=dry_run, now=now, reason=running)
     if not dry_run and any(item.removed for item in items):
         await backend.remove_if_empty()
     return items
