@@ -18,6 +18,7 @@ from ckptpipe.storage_backends.abc import Backend, BackendContext
 from ckptpipe.storage_backends.errors import BadUrl, StorageError, UnknownScheme
 from ckptpipe.storage_backends.filesystems import is_fuse
 from ckptpipe.storage_backends.options import nearest
+from ckptpipe.storage_backends.shielded import in_thread
 
 GROUP = "ckptpipe.storage_backends"
 
@@ -100,7 +101,8 @@ async def open_backend(
     url: str, context: BackendContext, options: Mapping[str, object] | None = None
 ) -> Backend:
     """Open the backend of ``url``. UnknownScheme names the known ones. ``options`` are the backend's own."""
-    return await backend_class(scheme_of(url)).open(url, context, options or {})
+    scheme = await in_thread(scheme_of, url)  # looks at the path's file system
+    return await backend_class(scheme).open(url, context, options or {})
 
 
 def schemes() -> list[str]:

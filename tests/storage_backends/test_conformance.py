@@ -21,7 +21,8 @@ from ckptpipe.storage_backends.wrappers.limit import LimitBackend
 from ckptpipe.storage_backends.wrappers.retry import RetryBackend
 from tests.pyx.engines import ENGINES, REFUSED
 from tests.pyx.loop_disk import NoLoopDisk, loop_disk
-from tests.storage_backends.bindfs import NoFuse, bindfs
+from tests.services.mounts import start_bindfs
+from tests.services.process import ServiceMissing
 
 every_case = pytest.mark.parametrize("case", conformance_cases(), ids=str)
 
@@ -97,11 +98,11 @@ def test_nvme_with_sectors_of_4096(case: Case, sectors_of_4096: Path) -> None:
 def fuse_mount(disk: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=disk) as folder:
         try:
-            mounted = bindfs(Path(folder))
-            with mounted as mount:
-                yield mount
-        except NoFuse as error:
+            mounted = start_bindfs(folder, disk)
+        except ServiceMissing as error:
             pytest.skip(str(error))
+        with mounted as mount:
+            yield mount.path
 
 
 @pytest.mark.fuse

@@ -9,7 +9,8 @@ import pytest
 
 from ckptpipe.storage_backends import filesystems
 from ckptpipe.storage_backends.filesystems import cached_share, existing_part, is_fuse, kind_of
-from tests.storage_backends.bindfs import NoFuse, bindfs
+from tests.services.mounts import start_bindfs
+from tests.services.process import ServiceMissing
 
 MIB = 1 << 20
 
@@ -31,14 +32,15 @@ def test_the_nearest_part_that_exists(workdir: Path) -> None:
 @pytest.mark.fuse
 def test_a_mount_with_blanks_in_its_name(workdir: Path) -> None:
     """The mount table writes them as octal escapes; the statfs type is not consulted here."""
-    folder = workdir / "with blank ü\tand tab"
+    folder = workdir / "with blank\tand tab"
     folder.mkdir()
     try:
-        with bindfs(folder) as mount:
-            assert filesystems._mount_types(str(mount / "x"))[0] == "fuse"
-            assert filesystems._mount_types(str(folder))[0] != "fuse"
-    except NoFuse as error:
+        mounted = start_bindfs(folder, folder)
+    except ServiceMissing as error:
         pytest.skip(str(error))
+    with mounted as mount:
+        assert filesystems._mount_types(str(mount.path / "x"))[0] == "fuse"
+        assert filesystems._mount_types(str(folder))[0] != "fuse"
 
 
 def shares(path: Path) -> tuple[float, float]:

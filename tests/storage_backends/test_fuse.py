@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from ckptpipe.storage_backends import fuse
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import (
-    AccessDenied,
     BadUrl,
     NoSpace,
     ObjectExists,
@@ -25,26 +23,42 @@ from ckptpipe.storage_backends.errors import (
 from ckptpipe.storage_backends.registry import open_backend, scheme_of
 from ckptpipe.storage_backends.testing.bench import data_of
 from tests.pyx.loop_disk import NoLoopDisk, loop_disk
-from tests.storage_backends.bindfs import NoFuse, bindfs
+from tests.services.mounts import Mount, start_bindfs
+from tests.services.process import ServiceMissing
 from tests.storage_backends.lent import SLOT, Lent, run
 
 pytestmark = pytest.mark.fuse
 
 
-@pytest.fixture
-def mount(workdir: Path) -> Iterator[Path]:
+def bindfs(behind: Path, folder: Path) -> Mount:
+    behind.mkdir(exist_ok=True)
     try:
-        with bindfs(workdir) as mounted:
-            yield mounted
-    except NoFuse as error:
+        return start_bindfs(behind, folder)
+    except ServiceMissing as error:
         pytest.skip(str(error))
 
 
-def test_a_path_on_a_fuse_mount_is_recognised(mount: Path) -> None:
+@pytest.fixture
+def behind(workdir: Path) -> Path:
+    return workdir / "behind"
+
+
+@pytest.fixture
+def bound(workdir: Path, behind: Path) -> Iterator[Mount]:
+    with bindfs(behind, workdir) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def mount(bound: Mount) -> Path:
+    return bound.path
+
+
+def test_a_path_on_a_fuse_mount_is_recognised(mount: Path, behind: Path) -> None:
     assert scheme_of(str(mount)) == "fuse"
     assert scheme_of(f"{mount}/not/made/yet") == "fuse"
     assert scheme_of(f"file://{mount}/not/made/yet") == "fuse"
-    assert scheme_of(str(mount.parent / "behind")) == "nvme"
+    assert scheme_of(str(behind)) == "nvme"
     assert scheme_of(f"nvme:{mount}") == "nvme"
 
     async def main(lent: Lent) -> None:
@@ -59,10 +73,10 @@ def test_a_path_on_a_fuse_mount_is_recognised(mount: Path) -> None:
         await backend.aclose()
 
     run(main)
-    behind = mount.parent / "behind" / "store"
-    assert (behind / "data").read_bytes() == data_of(1, SLOT)
-    assert stat.S_IMODE((behind / "data").stat().st_mode) == 0o600
-    assert stat.S_IMODE(behind.stat().st_mode) == 0o700
+    store = behind / "store"
+    assert (store / "data").read_bytes() == data_of(1, SLOT)
+    assert stat.S_IMODE((store / "data").stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
 
 
 def test_a_plain_directory_is_refused_unless_forced(workdir: Path) -> None:
@@ -173,16 +187,17 @@ def test_a_size_that_is_not_what_was_written_is_an_error(workdir: Path) -> None:
     assert not path.exists()
 
 
-def test_a_mount_that_dies_is_an_error_and_is_cleaned_up(mount: Path) -> None:
+def test_a_mount_that_dies_is_an_error_and_is_cleaned_up(bound: Mount) -> None:
     """ENOTCONN on every call: what can be said is said, and no lease or descriptor is kept."""
 
     async def main(lent: Lent) -> None:
+        mount = bound.path
         backend = await lent.open(mount / "store")
         await lent.write(backend, "whole", data_of(1, SLOT))
         writer = await backend.create("data")
         await lent.append(writer, data_of(1, SLOT))
         await lent.context.io.drain()
-        _kill_server(mount)
+        bound.process.kill()
         with pytest.raises(StoreNotFound, match=r"mount is dead: unmount it"):
             await lent.append(writer, data_of(2, SLOT))
             await writer.finish()
@@ -197,36 +212,12 @@ def test_a_mount_that_dies_is_an_error_and_is_cleaned_up(mount: Path) -> None:
     run(main)
 
 
-def _kill_server(mount: Path) -> None:
-    """End the bindfs that serves ``mount``, and no other."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if words[0].endswith(b"bindfs") and os.fsencode(mount) in words:
-                os.kill(int(entry.name), 9)
-                _wait_dead(mount)
-                return
-    raise AssertionError("the mount's server was not found")
-
-
-def _wait_dead(mount: Path) -> None:
-    while True:
-        try:
-            os.stat(mount)
-        except OSError:
-            return
-
-
 def test_a_full_disk_behind_the_mount(workdir: Path) -> None:
     try:
-        with loop_disk(workdir, nbytes=32 << 20) as disk, bindfs(disk) as mounted:
-            run(lambda lent: _fill(lent, mounted))
-            assert os.listdir(disk / "behind") == ["store"]
+        with loop_disk(workdir, nbytes=32 << 20) as disk, bindfs(disk / "behind", workdir) as mounted:
+            run(lambda lent: _fill(lent, mounted.path))
             assert os.listdir(disk / "behind" / "store") == []
-    except (NoLoopDisk, NoFuse) as error:
+    except NoLoopDisk as error:
         pytest.skip(str(error))
 
 
@@ -241,27 +232,3 @@ async def _fill(lent: Lent, mounted: Path) -> None:
         await writer.finish()
     await writer.abort()
     await backend.aclose()
-
-
-def test_a_read_only_mount(workdir: Path) -> None:
-    try:
-        with bindfs(workdir, "-o", "ro") as mounted:
-
-            async def main(lent: Lent) -> None:
-                with pytest.raises(AccessDenied, match="read-only"):
-                    await lent.open(mounted)
-                with pytest.raises(AccessDenied, match="read-only"):
-                    await lent.open(mounted / "new")
-
-            run(main)
-    except NoFuse as error:
-        pytest.skip(str(error))
-
-
-def test_bindfs_is_gone_after_the_tests(workdir: Path) -> None:
-    try:
-        with bindfs(workdir) as mounted:
-            pass
-    except NoFuse as error:
-        pytest.skip(str(error))
-    assert str(mounted) not in subprocess.run(["mount"], capture_output=True, text=True, check=True).stdout
