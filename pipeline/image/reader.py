@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptpipe.pipeline.errors import DigestMismatch, ImageIncomplete, ImageNotFound, UsageError
+from ckptpipe.pipeline.errors import DigestMismatch, ImageCorrupt, ImageIncomplete, ImageNotFound, UsageError
 from ckptpipe.pipeline.image.entries import ObjectEntry
 from ckptpipe.pipeline.image.index import Index
 from ckptpipe.pipeline.image.layout import (
@@ -20,7 +20,7 @@ from ckptpipe.pipeline.image.layout import (
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest, digest_of
 from ckptpipe.pipeline.image.records import ChunkRecord
 from ckptpipe.storage_backends.abc import Backend
-from ckptpipe.storage_backends.errors import ObjectNotFound
+from ckptpipe.storage_backends.errors import ObjectNotFound, StorageError
 
 
 @dataclass(slots=True)
@@ -102,6 +102,13 @@ async def read_manifest(backend: Backend) -> tuple[Manifest, str]:
             f"no image at {backend.url}",
             cure="list the images of a URL with: ckptpipe list URL",
         ) from error
+    except StorageError:
+        size = (await backend.stat(MANIFEST_NAME)).size
+        if size <= MANIFEST_LIMIT:
+            raise
+        raise ImageCorrupt(
+            f"{backend.url}: {MANIFEST_NAME} has {size} bytes, {MANIFEST_LIMIT} is the most"
+        ) from None
     manifest = await asyncio.to_thread(Manifest.decode, stored)
     return manifest, digest_of(stored)
 
@@ -157,7 +164,7 @@ def _problem_of(size: int | None, entry: ObjectEntry) -> str:
 def _first_beyond(index: Index, manifest: Manifest, position: int, size: int) -> str:
     """The first chunk of an object that does not lie whole below ``size``, "" where there is none."""
     for row in index.rows():
-        if not row.zero and row.object == position and row.offset + row.stored_bytes > size:
+        if not row.zero and row.object == position and row.offset + padded(row.stored_bytes) > size:
             return f"stream {manifest.streams[row.stream].name} chunk {row.number} cannot be read: "
     return ""
 
