@@ -254,8 +254,12 @@ class Directory:
                 continue  # removed meanwhile, or another user's (lost+found)
         return sorted(found)
 
-    def replace(self, name: str, data: bytes, *, if_absent: bool) -> None:
-        """The old object or the new one, durably: temporary file, fsync, rename, fsync of the directory."""
+    def replace(self, name: str, data: bytes, *, if_absent: bool) -> bool:
+        """The old object or the new one, durably: temporary file, fsync, rename, fsync of the directory.
+
+        False where ``if_absent`` could only look first: this file system cannot rename without replacing.
+        """
+        sure = True
         with explained("store", self.where(name)), self._at(name, make=True) as (folder, leaf):
             temporary = f"{TEMPORARY_PREFIX}{leaf[:200]}-{secrets.token_hex(8)}"
             descriptor = os.open(
@@ -269,7 +273,7 @@ class Directory:
                 finally:
                     os.close(descriptor)
                 if if_absent:
-                    files.rename_noreplace(folder, temporary, folder, leaf)
+                    sure = files.rename_noreplace(folder, temporary, folder, leaf) != "checked"
                 else:
                     os.rename(temporary, leaf, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
@@ -277,6 +281,7 @@ class Directory:
                     os.unlink(temporary, dir_fd=folder)
                 raise
             _sync(folder)
+        return sure
 
     def write_in_place(self, name: str, data: bytes, *, if_absent: bool) -> None:
         """For mounts that cannot rename. An object that was made here is removed again when that fails."""

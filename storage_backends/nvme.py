@@ -43,7 +43,9 @@ class NvmeOptions:
         "auto", "bypass the page cache; auto: where the device can and, reading, where the file is not cached"
     )
     preallocate: int = option(
-        1 << 30, "largest step in which space is reserved ahead of the writes; 0 reserves none", unit="bytes"
+        1 << 30,
+        "largest step in which space is reserved ahead of direct writes; 0 reserves none",
+        unit="bytes",
     )
     lanes: int = option(1, "objects written side by side in each directory", minimum=1)
 
@@ -119,7 +121,7 @@ class NvmeBackend(LocalBackend):
             directory,
             file,
             self._state,
-            reserve=self._options.preallocate,
+            reserve=self._options.preallocate if file.direct else 0,
             size_hint=size_hint,
             forced=self._options.direct == "on",
         )
@@ -133,7 +135,8 @@ class NvmeBackend(LocalBackend):
             directory, there = self._home(name, lane)
             if there and if_absent:
                 raise ObjectExists(f"{directory.where(name)} exists already")
-            directory.replace(name, data, if_absent=if_absent)
+            if not directory.replace(name, data, if_absent=if_absent):
+                self._state.note(f"{directory.path}: two writers of one new name could both succeed here")
 
         try:
             await in_thread(put)

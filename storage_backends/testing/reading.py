@@ -181,6 +181,21 @@ async def small_objects_are_replaced_atomically(bench: Bench) -> None:
     expect(await bench.backend.read_bytes("small", limit=10) == b"last", "an old version came back")
 
 
+async def cancelled_puts(bench: Bench) -> None:
+    """Whole or absent, and nothing beside it."""
+    bodies = {f"small-{index}": data_of(index, 50_000) for index in range(6)}
+    tasks = [asyncio.create_task(bench.backend.put_atomic(name, body)) for name, body in bodies.items()]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    present = await bench.names()
+    expect(set(list(bodies)[1::2]) <= set(present) <= set(bodies), f"listed: {present}")
+    for name in present:
+        expect(await bench.backend.read_bytes(name, limit=50_000) == bodies[name], f"{name} is torn")
+    expect(await bench.backend.pending() == [], "a cancelled put_atomic left a temporary file")
+
+
 async def put_if_absent(bench: Bench) -> None:
     await bench.backend.put_atomic("small", b"first", if_absent=True)
     with raises(ObjectExists, "put_atomic(if_absent) over an object"):
@@ -309,6 +324,7 @@ CASES = [
     missing_objects,
     small_objects,
     small_objects_are_replaced_atomically,
+    cancelled_puts,
     put_if_absent,
     listings,
     children_are_apart,

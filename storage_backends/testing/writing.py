@@ -185,6 +185,21 @@ async def cancelled_appends(bench: Bench) -> None:
     await _gone(bench, "object-1")
 
 
+async def cancelled_creates(bench: Bench) -> None:
+    names = [f"object-{index}" for index in range(6)]
+    tasks = [asyncio.create_task(bench.backend.create(name)) for name in names]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    for item in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(item, ObjectWriter):
+            await item.abort()
+        else:
+            expect(isinstance(item, asyncio.CancelledError), f"a cancelled create raised {item!r}")
+    for name in names:
+        await _gone(bench, name)
+
+
 async def finish_that_is_cancelled(bench: Bench) -> None:
     writer = await bench.backend.create("object-1")
     await bench.append(writer, data_of(1, SLOT))
@@ -238,6 +253,7 @@ CASES = [
     abort_while_appends_wait,
     abort_that_is_cancelled,
     cancelled_appends,
+    cancelled_creates,
     finish_that_is_cancelled,
     finish_twice_is_refused,
     inflight_bytes_are_respected,
