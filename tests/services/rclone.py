@@ -50,7 +50,7 @@ def _launch(program: str, data: Path, bucket: str, certificates: Certificates | 
         "--cache-dir",
         str(data / "cache"),
     ]
-    command += ["--addr", f"127.0.0.1:{port}", "--dir-cache-time", "0s", "--poll-interval", "0"]
+    command += ["--addr", f"127.0.0.1:{port}"]
     if certificates is not None:
         command += ["--cert", str(certificates.chain), "--key", str(certificates.key)]
     command.append(str(data / "data"))
