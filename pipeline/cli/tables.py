@@ -18,14 +18,10 @@ MAX_ROWS = 100  # of one list of `ckptpipe show`
 
 
 def print_parts(parts: Sequence[RenderableType]) -> None:
-    """On standard output; as wide as it needs where that is no terminal."""
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 10_000
+    """On standard output. Never folded or cut to the terminal's width: a digest must come back whole from a
+    copy and paste, and the terminal wraps long lines by itself."""
+    console = Console(highlight=False, markup=False, width=10_000)
     for part in parts:
-        if console.is_terminal:
-            console.print(part)
-            continue
         with console.capture() as captured:
             console.print(part)
         for text in captured.get().splitlines():
