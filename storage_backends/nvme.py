@@ -7,14 +7,11 @@ file and a rename. Alignment and what is cached are asked of the kernel for ever
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from ckptpipe.pyx import files
 from ckptpipe.storage_backends.abc import (
     BackendContext,
     Capabilities,
@@ -22,10 +19,11 @@ from ckptpipe.storage_backends.abc import (
     ObjectWriter,
     check_name,
 )
+from ckptpipe.storage_backends.direct_io import turn_on, why_not_direct
 from ckptpipe.storage_backends.directory import Directory, explained
 from ckptpipe.storage_backends.errors import ObjectExists, StorageError
 from ckptpipe.storage_backends.file_writer import FileWriter, OpenedFile
-from ckptpipe.storage_backends.filesystems import DIRECT, VOLATILE, cached_share, kind_of
+from ckptpipe.storage_backends.filesystems import VOLATILE, cached_share, kind_of
 from ckptpipe.storage_backends.local import LocalBackend, LocalState
 from ckptpipe.storage_backends.local_url import local_url, parse_local_url
 from ckptpipe.storage_backends.open_files import OpenFile
@@ -33,7 +31,6 @@ from ckptpipe.storage_backends.options import option, parse_options
 from ckptpipe.storage_backends.shielded import in_thread
 
 WRITE_SIZE = 4 << 20  # 4 MiB at a depth of 16 to 32 saturates a drive
-ALIGNMENT_MAX = 4096  # extents are multiples of it; what wants more is written through the page cache
 CACHED_ENOUGH = 0.5  # share of a file in the page cache from which on it is read through it
 
 
@@ -144,21 +141,6 @@ class NvmeBackend(LocalBackend):
             await self._state.files.forget(self._directories, name)
 
 
-def _no_direct(descriptor: int, path: str, mode: DirectMode) -> tuple[str, tuple[int, int]]:
-    """Why direct I/O is not for this file ("" where it is), and the alignments that it wants."""
-    if mode == "off":
-        return "as asked", (1, 1)
-    alignment = files.dio_alignment(descriptor, path)
-    kind = kind_of(path)
-    if alignment is None:
-        return f"{kind} has no direct I/O here", (1, 1)
-    if max(alignment) > ALIGNMENT_MAX:
-        return f"the device wants multiples of {max(alignment)} bytes", alignment
-    if mode == "auto" and kind not in DIRECT:
-        return f"it does not pay on {kind}", alignment
-    return "", alignment
-
-
 def _insist(mode: DirectMode, why: str, path: str) -> None:
     if mode == "on" and why:
         raise StorageError(f"{path}: direct I/O is on, but {why}", cure="set direct: auto or off")
@@ -166,22 +148,15 @@ def _insist(mode: DirectMode, why: str, path: str) -> None:
 
 def _arrange_writing(mode: DirectMode, file: OpenedFile, path: str) -> None:
     with explained("open", path):
-        file.why, (file.memory_alignment, file.offset_alignment) = _no_direct(file.descriptor, path, mode)
-        if not file.why:
-            flags = fcntl.fcntl(file.descriptor, fcntl.F_GETFL)
-            try:
-                fcntl.fcntl(file.descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-                file.direct = True
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                    raise
-                file.why = f"{kind_of(path)} refuses O_DIRECT"
+        file.why, (file.memory_alignment, file.offset_alignment) = why_not_direct(file.descriptor, path, mode)
+        file.why = file.why or turn_on(file.descriptor, path)
+        file.direct = not file.why
     _insist(mode, file.why, path)
 
 
 def _arrange_reading(state: LocalState, mode: DirectMode, file: OpenFile, reopen: Callable[[], int]) -> None:
     """``auto`` reads through the page cache what lies there: direct I/O would go to the device for it."""
-    why, alignment = _no_direct(file.descriptor, file.path, mode)
+    why, alignment = why_not_direct(file.descriptor, file.path, mode)
     if not why and mode == "auto" and cached_share(file.descriptor, file.size) > CACHED_ENOUGH:
         why = "in the page cache"
     if not why:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
-from ckptpipe.pipeline.direct_io import turn_on
+from ckptpipe.pipeline.direct_io import take_direct
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import RestoreConflict, SaveFailed
 from ckptpipe.pipeline.image.layout import padded
@@ -187,7 +187,7 @@ class FilesSink(Sink):
         try:
             os.ftruncate(fd, nbytes)
             wanted = self._context.settings.target_direct
-            why_not = turn_on(fd, os.path.join(self.url, self._staging_name), wanted, nbytes)
+            why_not = take_direct(fd, os.path.join(self.url, self._staging_name), wanted, nbytes)
             if why_not and wanted == "on":
                 raise RestoreConflict(
                     f"{where} cannot be written with direct I/O: {why_not}", cure="set target_direct to auto"

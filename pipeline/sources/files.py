@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptpipe.pipeline.chunk import released_on_error
 from ckptpipe.pipeline.context import GraphContext
-from ckptpipe.pipeline.direct_io import DIRECT_MIN, turn_on
+from ckptpipe.pipeline.direct_io import DIRECT_MIN, take_direct
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import SourceChanged, SourceError, UsageError
 from ckptpipe.pipeline.image.entries import TreeEntry
@@ -252,7 +252,7 @@ class FilesSource(Source):
         """Direct I/O wins on files that are not cached and loses on those that are."""
         wanted, size = self._context.settings.source_direct, found.seen.st_size
         pays = wanted == "on" or size < DIRECT_MIN or cached_share(fd, size) <= CACHED_MAX
-        why_not = turn_on(fd, found.path, wanted, size, pays=pays)
+        why_not = take_direct(fd, found.path, wanted, size, pays=pays)
         if why_not and wanted == "on":
             raise SourceError(
                 f"{found.path} cannot be read with direct I/O: {why_not}", cure="set source_direct to auto"
