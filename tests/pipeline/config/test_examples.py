@@ -12,7 +12,9 @@ import pytest
 
 from ckptpipe.pipeline.config import Pipeline
 from ckptpipe.pipeline.result import ReadResult, SaveResult
-from tests.storage_backends.bindfs import NoFuse, bindfs
+from tests.services.mounts import start_s3fs
+from tests.services.process import ServiceMissing
+from tests.services.seaweedfs import S3Server
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 SMALL = ["settings.chunk_bytes=64KiB", "settings.ring_bytes=4MiB"]
@@ -129,17 +131,18 @@ def test_nvme_goes_on_where_s3_is_not_there(
 
 
 @pytest.fixture
-def mount(workdir: Path) -> Iterator[Path]:
-    folder = workdir / "fuse"
-    folder.mkdir()
+def mount(workdir: Path, seaweedfs: S3Server) -> Iterator[Path]:
+    """The server's bucket as a directory, through s3fs."""
     try:
-        with bindfs(folder) as mounted:
-            yield mounted
-    except NoFuse as error:
+        mounted = start_s3fs(seaweedfs, workdir / "fuse", prefix="fuse-example")
+    except ServiceMissing as error:
         pytest.skip(str(error))
+    with mounted:
+        yield mounted.path
 
 
 @pytest.mark.fuse
+@pytest.mark.s3
 def test_fuse(workdir: Path, model: Path, mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPT_FUSE", f"fuse:{mount}/images")
     result = run("fuse.yaml", *SMALL)
