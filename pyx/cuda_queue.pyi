@@ -1,0 +1,68 @@
+"""Copies between a GPU and leased host memory (types of cuda_queue.pyx)."""
+
+import asyncio
+from typing import Literal
+
+from ckptpipe.pyx.staging import Lease
+from ckptpipe.pyx.workers import Scan
+
+MAX_DEPTH: int
+
+class CopyQueue:
+    """The copies of one GPU; made inside the running loop that it reports to."""
+
+    def __init__(
+        self,
+        device: int,
+        context: int,
+        *,
+        stream: int = 0,
+        checksum: Literal["device", "host"] = "device",
+        depth: int = 32,
+        elide_zeros: bool = False,  # an all-zero range is not copied: the lease keeps what it held
+        host_threads: int = 0,
+    ) -> None: ...
+    @classmethod
+    async def create(
+        cls,
+        device: int,
+        context: int,
+        *,
+        stream: int = 0,
+        checksum: Literal["device", "host"] = "device",
+        depth: int = 32,
+        elide_zeros: bool = False,
+        host_threads: int = 0,
+    ) -> CopyQueue: ...  # compiles the kernel off the loop first
+    @property
+    def device(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def requested(self) -> str: ...
+    @property
+    def checksum(self) -> str: ...  # what runs: device | host
+    @property
+    def why(self) -> str: ...  # why not what was requested, "" when it is
+    @property
+    def elide_zeros(self) -> bool: ...  # what runs: False where checksums are the host's
+    @property
+    def copied(self) -> int: ...  # bytes that crossed the link
+    @property
+    def elided(self) -> int: ...  # bytes that did not have to
+    @property
+    def inflight(self) -> int: ...  # operations accepted and not yet answered
+    @property
+    def running(self) -> int: ...  # those that the driver has now, at most depth
+    @property
+    def closed(self) -> bool: ...
+    def fetch(self, lease: Lease, nbytes: int, device_address: int) -> asyncio.Future[Scan]: ...
+    def store(self, device_address: int, lease: Lease, nbytes: int) -> asyncio.Future[None]: ...
+    def scan(self, device_address: int, nbytes: int) -> asyncio.Future[Scan]: ...
+    async def drain(self) -> None: ...
+    async def aclose(self) -> None: ...
+    async def __aenter__(self) -> CopyQueue: ...
+    async def __aexit__(self, *exc: object) -> None: ...
+
+def prepare(device: int) -> str: ...  # compiles the kernel (blocking); "" or why the CPU will checksum
+def live_queues() -> int: ...

@@ -1,0 +1,406 @@
+# kernels: cuda_queue cuda_queue_setup workers copy crc32c crc32c_native
+"""Copies between a GPU and leased host memory: events, not stream-wide synchronisation, and no busy waiting.
+
+Everything between the call and the future runs in two threads of the queue, without the GIL (kernels/cuda_queue.h):
+one issues, one sleeps on events. The loop hears of what has ended through an eventfd.
+"""
+
+import asyncio
+import os
+import warnings
+
+cimport cython
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from posix.unistd cimport getpid
+
+from ckptpipe.pyx import cuda_kernel
+from ckptpipe.pyx.cuda_errors import CudaError
+from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.pyx.workers import Scan
+
+from ckptpipe.pyx.cuda_driver cimport CU_COMPUTE_MAJOR, CU_COMPUTE_MINOR, CU_OK, Driver, loaded
+from ckptpipe.pyx.staging cimport Lease
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident()
+
+cdef extern from "crc32c.h" nogil:
+    int ck_crc32c_select(const char* name)
+
+cdef extern from "copy.h" nogil:
+    int ck_copy_select(const char* name)
+
+MAX_DEPTH = 1024
+cdef int HOST_THREADS = 8  # of a queue whose checksums are the CPU's, at most
+cdef int live = 0
+
+
+@cython.final
+@cython.freelist(64)
+@cython.no_gc_clear
+cdef class Copy:
+    """An operation in flight: holds its lease, and the queue's C side holds it, until it is reaped."""
+
+    def _abandon(self, future):
+        if self.flying and future.cancelled():
+            ck_copies_cancel(self.queue.raw, &self.raw)
+
+
+cdef class CopyQueue:
+    """The copies of one GPU; made inside the running loop that it reports to, or with `open`.
+
+    ``context``: the CUcontext of ``device``, which the caller holds until `aclose`. ``stream``: a CUstream of that
+    context for all copies (what it was given before comes first), 0 for one of its own a direction. ``checksum``:
+    "device" computes CRC32C and zero test by a kernel beside the copies, "host" on threads after them; where the
+    kernel cannot be had, "host" is taken and ``why`` says the reason. ``depth``: operations that the driver has at
+    a time; further ones wait, first come first served. ``elide_zeros``: scan first, and do not copy what is all
+    zero: **the lease then keeps what it held**, and only ``Scan.zero`` says that the bytes are zeros.
+
+    The device range of an operation must not change until its future is done. An operation holds its lease until
+    its events have passed, also when its future was cancelled; a cancelled one that had not begun never does.
+    """
+
+    def __cinit__(self):
+        self.raw = NULL
+        self.eventfd = -1
+        self.host_eventfd = -1
+        self.owner_pid = getpid()
+
+    def __init__(self, int device, size_t context, *, size_t stream=0, str checksum="device", int depth=32,
+                 bint elide_zeros=False, int host_threads=0):
+        if self.raw != NULL or self.closing:
+            raise RuntimeError("CopyQueue is initialised already")
+        if checksum not in ("device", "host"):
+            raise ValueError(f"checksum is device or host, not {checksum!r}")
+        if not 1 <= depth <= MAX_DEPTH:
+            raise ValueError(f"depth is 1 to {MAX_DEPTH}, not {depth}")
+        if context == 0:
+            raise ValueError("a copy queue needs a CUDA context")
+        if host_threads < 0 or host_threads > 256:
+            raise ValueError(f"host_threads is 0 (chosen here) to 256, not {host_threads}")
+        self.loop = asyncio.get_running_loop()
+        self.thread = PyThread_get_thread_ident()
+        self.driver = loaded()
+        self.device = device
+        self.depth = depth
+        self.requested = checksum
+        self.waiters = []
+        self.why = ""
+        image = None
+        if checksum == "device":
+            try:
+                image = kernel_image(self.driver, device)
+            except CkptpipeError as error:
+                self.why = str(error)
+        if host_threads == 0:
+            host_threads = min(len(os.sched_getaffinity(0)), HOST_THREADS)
+        try:
+            self.open(context, stream, image, host_threads)
+        except CudaError as error:
+            if image is None or "Module" not in error.call:
+                raise
+            self.why = str(error)  # this driver does not take the compiled kernel
+            image = None
+            self.open(context, stream, image, host_threads)
+        self.checksum = "host" if image is None else "device"
+        self.elide_zeros = elide_zeros and image is not None
+
+    @classmethod
+    async def create(cls, device, context, **options):
+        """A queue, with the kernel compiled off the loop first (seconds, once a kind of GPU)."""
+        if options.get("checksum", "device") == "device":
+            await asyncio.to_thread(prepare, device)
+        return cls(device, context, **options)
+
+    cdef int open(self, size_t context, size_t stream, bytes image, int host_threads) except -1:
+        global live
+        cdef ck_copies_options options
+        cdef const char* call = NULL
+        cdef ck_copies* queue = NULL
+        cdef int error
+        options.cuda = &self.driver.raw
+        options.context = <cu_context>context
+        options.stream = <cu_stream>stream
+        options.depth = self.depth
+        options.image = NULL
+        if image is not None:
+            options.image = <const char*>image
+        options.host_threads = host_threads
+        with nogil:
+            error = ck_copies_open(&queue, &options, &call)
+        if error > 0:
+            raise self.driver.failure(error, call.decode(), f"copy queue of GPU {self.device}")
+        if error < 0:
+            raise CkptpipeError(
+                f"cannot start a copy queue of GPU {self.device}: {call.decode()}: {os.strerror(-error)}",
+                cure="raise the limits on processes and files (ulimit -u, ulimit -n, pids cgroup)",
+            )
+        self.raw = queue
+        self.eventfd = ck_copies_eventfd(queue)
+        self.host_eventfd = ck_copies_host_eventfd(queue)
+        live += 1
+        try:
+            self.loop.add_reader(self.eventfd, self._reap)
+            if self.host_eventfd >= 0:
+                self.loop.add_reader(self.host_eventfd, self._reap)
+        except BaseException:
+            self._stop_now()
+            raise
+        return 0
+
+    @property
+    def inflight(self):
+        """Operations accepted and not yet answered."""
+        return self.accepted
+
+    @property
+    def running(self):
+        """Operations that the driver has now: at most ``depth``."""
+        return ck_copies_running(self.raw) if self.raw != NULL else 0
+
+    @property
+    def closed(self):
+        return self.raw == NULL
+
+    # -- what callers ask for ----------------------------------------------------------------------------
+
+    def fetch(self, Lease lease not None, Py_ssize_t nbytes, size_t device_address):
+        """Copy ``nbytes`` of device memory into the lease; a future of Scan, the CRC32C and zero test of them."""
+        return self.begin(CK_COPY_DOWN, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE, lease,
+                          device_address, nbytes)
+
+    def store(self, size_t device_address, Lease lease not None, Py_ssize_t nbytes):
+        """Copy the lease's first ``nbytes`` to device memory; a future of None."""
+        return self.begin(CK_COPY_UP, CK_CHECK_NONE, lease, device_address, nbytes)
+
+    def scan(self, size_t device_address, Py_ssize_t nbytes):
+        """CRC32C and zero test of device memory, without copying it where the kernel runs; a future of Scan."""
+        return self.begin(CK_COPY_SCAN, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE, None,
+                          device_address, nbytes)
+
+    async def drain(self):
+        """Wait until nothing is in flight. Finishes when cancelled, and is cancelled then."""
+        cancelled = None
+        while self.accepted:
+            waiter = self.loop.create_future()
+            self.waiters.append(waiter)
+            try:
+                await asyncio.shield(waiter)
+            except asyncio.CancelledError as error:
+                cancelled = error  # the GPU still writes into leased memory: go on, then say so
+        if cancelled is not None:
+            try:
+                raise cancelled
+            finally:
+                cancelled = None
+
+    async def aclose(self):
+        """Refuse new operations, wait for those under way, release streams, events and threads. Idempotent;
+        finishes when cancelled."""
+        if self.raw == NULL or getpid() != self.owner_pid:
+            return
+        self.closing = True
+        cancelled = None
+        try:
+            await self.drain()
+        except asyncio.CancelledError as error:
+            cancelled = error
+        while self.raw != NULL:
+            if self.ended is None:
+                self.ended = self.loop.create_future()
+                ck_copies_stop(self.raw)
+            try:
+                await asyncio.shield(self.ended)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            try:
+                raise cancelled
+            finally:
+                cancelled = None
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.aclose()
+
+    # -- from the call to the future ---------------------------------------------------------------------
+
+    cdef int check_usable(self) except -1:
+        if getpid() != self.owner_pid:
+            raise CkptpipeError(
+                f"this copy queue belongs to process {self.owner_pid}, and this is process {getpid()}",
+                cure="start processes with spawn: CUDA does not work in a forked child",
+            )
+        if self.raw == NULL or self.closing:
+            raise RuntimeError("the copy queue is closed")
+        if self.thread != PyThread_get_thread_ident():
+            raise CkptpipeError("this copy queue belongs to another thread",
+                                cure="use it in the thread of its event loop (asyncio.run_coroutine_threadsafe)")
+        return 0
+
+    cdef object begin(self, int kind, int check, Lease lease, size_t device_address, Py_ssize_t nbytes):
+        self.check_usable()
+        if nbytes < 0:
+            raise ValueError(f"{nbytes} bytes cannot be copied")
+        if nbytes > 0 and (device_address == 0 or device_address > (<size_t>-1) - <size_t>nbytes):
+            raise ValueError(f"no device memory range: {nbytes} bytes at {device_address:#x}")
+        future = self.loop.create_future()
+        if lease is not None:
+            if kind == CK_COPY_DOWN:
+                lease.hold_destination(nbytes)
+            else:
+                lease.hold_source(nbytes)
+        if nbytes == 0:
+            if lease is not None:
+                lease.unhold()
+            future.set_result(None if kind == CK_COPY_UP else Scan(0, True))
+            return future
+        cdef Copy copy = Copy.__new__(Copy)
+        copy.queue = self
+        copy.lease = lease
+        copy.future = future
+        copy.raw.kind = kind
+        copy.raw.check = check
+        copy.raw.elide = self.elide_zeros and kind == CK_COPY_DOWN and check == CK_CHECK_DEVICE
+        copy.raw.device = device_address
+        copy.raw.host = lease.ptr if lease is not None else NULL
+        copy.raw.nbytes = nbytes
+        copy.raw.job.kind = CK_JOB_PASS
+        copy.raw.token = copy.raw.job.token = <void*>copy
+        future.add_done_callback(copy._abandon)
+        Py_INCREF(copy)
+        copy.flying = True
+        self.accepted += 1
+        ck_copies_submit(self.raw, &copy.raw)
+        return future
+
+    def _reap(self):
+        self.reap()
+        if self.raw != NULL and self.ended is not None and ck_copies_ended(self.raw):
+            self.finish()
+
+    cdef int reap(self) except -1:
+        cdef ck_transfer* done
+        cdef ck_job* job
+        cdef Copy copy
+        if self.raw == NULL:
+            return 0
+        done = ck_copies_reap(self.raw)
+        while done != NULL:
+            copy = <Copy>done.token
+            done = done.next
+            self.settle(copy)
+        job = ck_copies_reap_host(self.raw)
+        while job != NULL:
+            copy = <Copy>job.token
+            copy.raw.crc = job.crc
+            copy.raw.zero = job.zero
+            job = job.next
+            self.settle(copy)
+        return 0
+
+    cdef int settle(self, Copy copy) except -1:
+        cdef bint heard = not self.loop.is_closed()  # else nobody can be told, but the memory goes back
+        future = copy.future
+        Py_DECREF(copy)
+        copy.flying = False
+        copy.future = None  # the callback and the future hold each other
+        self.accepted -= 1
+        if copy.raw.error == CU_OK and copy.raw.kind != CK_COPY_SCAN:
+            if copy.raw.elided:
+                self.elided += copy.raw.nbytes
+            else:
+                self.copied += copy.raw.nbytes
+        if copy.lease is not None:
+            copy.lease.unhold()
+        if heard and not future.done():
+            if copy.raw.error != CU_OK:
+                future.set_exception(self.driver.failure(
+                    copy.raw.error, copy.raw.call.decode(),
+                    f"{copy.raw.nbytes} bytes of GPU {self.device} at {copy.raw.device:#x}"))
+            elif copy.raw.kind == CK_COPY_UP:
+                future.set_result(None)
+            else:
+                future.set_result(Scan(copy.raw.crc, copy.raw.zero != 0))
+        if heard and self.accepted == 0 and self.waiters:
+            waiters, self.waiters = self.waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        return 0
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    cdef int finish(self) except -1:
+        """The threads have ended, or are about to: join them, free all."""
+        global live
+        cdef ck_copies* queue = self.raw
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self.eventfd)
+            if self.host_eventfd >= 0:
+                self.loop.remove_reader(self.host_eventfd)
+        with nogil:
+            ck_copies_join(queue)
+        self.reap()
+        self.raw = NULL
+        self.eventfd = self.host_eventfd = -1
+        live -= 1
+        ck_copies_free(queue)
+        if self.ended is not None and not self.ended.done() and not self.loop.is_closed():
+            self.ended.set_result(None)
+        return 0
+
+    def _stop_now(self):
+        self.closing = True
+        ck_copies_stop(self.raw)
+        self.finish()
+
+    def __del__(self):
+        global live
+        if self.raw == NULL:
+            return
+        if getpid() != self.owner_pid:
+            ck_copies_abandon(self.raw)
+            self.raw = NULL
+            live -= 1
+            return
+        warnings.warn(f"a CopyQueue of GPU {self.device} was not closed", ResourceWarning, source=self)
+        self._stop_now()
+
+    def __repr__(self):
+        if self.raw == NULL:
+            return "<CopyQueue closed>"
+        return f"<CopyQueue GPU {self.device}, checksums by {self.checksum}, {self.accepted} in flight>"
+
+
+cdef bytes kernel_image(Driver driver, int device):
+    """The kernel for that GPU; CkptpipeError where it cannot be had."""
+    cdef int major = 0, minor = 0
+    cdef int error = driver.raw.device_attribute(&major, CU_COMPUTE_MAJOR, device)
+    if error == CU_OK:
+        error = driver.raw.device_attribute(&minor, CU_COMPUTE_MINOR, device)
+    if error != CU_OK:
+        raise driver.failure(error, "cuDeviceGetAttribute", f"compute capability of GPU {device}")
+    if driver.raw.simulated:
+        return cuda_kernel.SOURCE.read_bytes() + b"\0"  # a simulation knows kernels by name
+    return cuda_kernel.compiled(major, minor)
+
+
+def prepare(int device):
+    """Compile the checksum kernel for a GPU (blocking, cached); "" or why the CPU will checksum instead."""
+    try:
+        kernel_image(loaded(), device)
+    except CkptpipeError as error:
+        return str(error)
+    return ""
+
+
+def live_queues():
+    """Queues that hold threads, streams and an eventfd in this process now."""
+    return live
+
+
+ck_crc32c_select(b"")
+ck_copy_select(b"")
