@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from ckptpipe.storage_backends.errors import ObjectNotFound
 
 LEASE_TTL = 900.0
 """Seconds after its last refresh for which a lease object protects its save (refreshed every 60)."""
+_TEMPORARY = re.compile(r"-[0-9a-f]{16}\Z")  # what a local store puts behind the name of a temporary file
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ async def saves_at(backend: Backend) -> dict[str, SaveObjects]:
         if parsed is not None and parsed.save_id:
             of(parsed.save_id).objects.append(info)
     for upload in await backend.pending():
-        parsed = parse_object_name(upload.name)
+        parsed = parse_object_name(_TEMPORARY.sub("", upload.name))
         if parsed is not None and parsed.save_id:
             of(parsed.save_id).uploads.append(upload)
     return found
@@ -65,7 +67,7 @@ async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list
     it: it may be damaged and worth repairing, or of a newer format.
     """
     saves = await saves_at(backend)
-    temporary = [upload for upload in await backend.pending() if parse_object_name(upload.name) is None]
+    temporary = [upload for upload in await backend.pending() if _is_loose(upload.name)]
     current = await _save_id_of_manifest(backend)
     torn = [await backend.stat(MANIFEST_NAME)] if current is TORN else []
     items: list[GcItem] = []
@@ -85,6 +87,11 @@ async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list
     if not dry_run and any(item.removed for item in items):
         await backend.remove_if_empty()
     return items
+
+
+def _is_loose(name: str) -> bool:
+    """A temporary file or upload of ours that no save id stands in. Any other is somebody else's."""
+    return _TEMPORARY.sub("", name) in (MANIFEST_NAME, "probe")
 
 
 UNREADABLE = object()
