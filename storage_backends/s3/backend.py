@@ -30,6 +30,7 @@ from ckptpipe.storage_backends.s3.upload import abort_upload, decode_crc32c
 
 _CHECK_WITHIN = 20.0  # seconds
 _CHECK_TRIES = 2
+_LISTED_TOGETHER = 8
 _PROBE = "write-probe"  # the key of the upload that `check` begins and aborts; never an object
 
 
@@ -133,7 +134,24 @@ class S3Backend(Backend):
         async for page in self._pages(""):
             for item in page.get("CommonPrefixes", ()):
                 found.add(item["Prefix"][start:].rstrip("/"))
-        return sorted(name for name in found if name)
+        names = sorted(name for name in found if name)
+        if self._shared.client.is_aws:
+            return names
+        # A store that lies on a file system lists folders from which every object was deleted.
+        gate = asyncio.Semaphore(_LISTED_TOGETHER)
+        try:
+            async with asyncio.TaskGroup() as group:
+                checks = [group.create_task(self._has_objects(name, gate)) for name in names]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [name for name, check in zip(names, checks, strict=True) if check.result()]
+
+    async def _has_objects(self, name: str, gate: asyncio.Semaphore) -> bool:
+        async with gate:
+            page = await self._call(
+                "list_objects_v2", self.url, {"Prefix": f"{self._address.prefix}{name}/", "MaxKeys": 1}
+            )
+        return bool(page.get("Contents"))
 
     async def create(self, name: str, *, lane: int = 0, size_hint: int = 0) -> ObjectWriter:
         self._check_open()

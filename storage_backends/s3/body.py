@@ -34,6 +34,7 @@ class PartBody(aiohttp.payload.Payload):
         self.sha256 = sha256  # of the whole body in hex, where payloads are signed
         self.on_progress: Callable[[], object] | None = None
         self.sent = 0  # bytes queued by the attempt that runs
+        self.times = 0  # how often sending began: aiohttp sends again by itself where a kept connection broke
         self._position = 0
         super().__init__(None)
         self._size = sum(nbytes for _, nbytes in self._ranges)
@@ -90,6 +91,7 @@ class PartBody(aiohttp.payload.Payload):
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         self.sent = 0
+        self.times += 1
         # aiohttp joins buffered headers and the first piece, a copy on some versions of Python.
         send_headers = getattr(writer, "send_headers", None)
         if send_headers is not None:

@@ -121,6 +121,10 @@ class S3Client:
         return urlsplit(self.endpoint).scheme
 
     @property
+    def is_aws(self) -> bool:
+        return _is_aws(self.endpoint)
+
+    @property
     def signs_payloads(self) -> bool:
         return bool(self.api.meta.config.s3.get("payload_signing_enabled"))
 

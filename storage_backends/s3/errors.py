@@ -219,6 +219,12 @@ def from_exception(place: Place, what: str, error: BaseException) -> Fault:
     if isinstance(error, botocore_errors.ConnectTimeoutError):
         return Fault(_unreachable(place, what, "no connection within the connect_timeout"), again=True)
     if isinstance(error, botocore_errors.EndpointConnectionError):
+        # aiobotocore says so of connections that broke later, too.
+        inner = error.kwargs.get("error")
+        if isinstance(inner, aiohttp.ClientError) and not isinstance(inner, aiohttp.ClientConnectorError):
+            return Fault(
+                TransientError(f"{what}: the connection to {at} broke ({_reason(error)})"), again=True
+            )
         return Fault(_unreachable(place, what, _reason(error)), again=True)
     if isinstance(error, botocore_errors.ReadTimeoutError | TimeoutError):
         return Fault(TransientError(f"{what}: no progress from {at} within the stall_timeout"), again=True)

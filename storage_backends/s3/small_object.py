@@ -6,7 +6,9 @@ import asyncio
 from typing import Any
 
 from ckptpipe.pyx.checksum import crc32c
+from ckptpipe.pyx.staging import lease_buffer
 from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound, StorageError
+from ckptpipe.storage_backends.s3.body import PartBody
 from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
 from ckptpipe.storage_backends.s3.upload import encode_crc32c
 
@@ -69,14 +71,19 @@ class SmallObjects:
         raise ObjectExists(f"{what} exists already")
 
     async def _create(self, key: str, what: str, data: bytes) -> None:
-        before = self._client.facts.retries
-        try:
-            await self._put(key, what, data, IfNoneMatch="*")
-        except ObjectExists as error:
-            # An answer that was lost, and the request sent again: then the object is the one we sent.
-            if self._client.facts.retries > before and await self._holds(key, what, data):
-                return
-            raise ObjectExists(f"{what} exists already") from error
+        with lease_buffer(data or b"\0") as lease:
+            body = PartBody([(lease, len(data))])
+            body.begin()
+            try:
+                await self._put(key, what, data, body, IfNoneMatch="*")
+            except ObjectExists as error:
+                # An answer that was lost, and the request sent again, by us or below us: then the object is
+                # the one that we sent.
+                if body.times > 1 and await self._holds(key, what, data):
+                    return
+                raise ObjectExists(f"{what} exists already") from error
+            finally:
+                body.end()
 
     async def _holds(self, key: str, what: str, data: bytes) -> bool:
         try:
@@ -84,13 +91,15 @@ class SmallObjects:
         except StorageError:
             return False
 
-    async def _put(self, key: str, what: str, data: bytes, **condition: str) -> None:
+    async def _put(
+        self, key: str, what: str, data: bytes, body: PartBody | None = None, **condition: str
+    ) -> None:
         def parameters() -> dict[str, Any]:
             checked = {"ChecksumCRC32C": encode_crc32c(crc32c(data))}
             return {
                 "Bucket": self._bucket,
                 "Key": key,
-                "Body": data,
+                "Body": data if body is None else body,
                 **self._client.new_object(),
                 **condition,
                 **(checked if self._client.facts.checksum is not False else {}),

@@ -56,6 +56,7 @@ async def send_body(
         made = {**parameters, "Body": body, "ContentLength": part.nbytes}
         if client.facts.checksum is not False:
             made["ChecksumCRC32C"] = encode_crc32c(crc32c)
+        before = body.times
         async with client.pace:
             try:
                 async with asyncio.timeout(stall) as deadline:
@@ -76,6 +77,7 @@ async def send_body(
             finally:
                 body.on_progress = None
                 body.end()
+                client.facts.retries += max(0, body.times - before - 1)
         if not client.adapt(fault, made):
             await tries.again(fault)
 

@@ -34,6 +34,7 @@ class Fault:
     lose_answer: bool = False  # the server gets the request and answers, the client sees a reset
     times: int = 1
     seen: int = 0  # how often it struck
+    struck: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
 
 SLOW_DOWN_BODY = (
@@ -124,6 +125,7 @@ class FaultProxy:
             for fault in self.faults:
                 if fault.seen < fault.times and fault.needle in head:
                     fault.seen += 1
+                    fault.struck.set()
                     return fault
         return None
 

@@ -1,0 +1,258 @@
+"""Connections that break, stall or are told to slow down: the bytes are right all the same, and it is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ckptpipe.storage_backends.errors import ObjectNotFound, StorageError, Throttled, TransientError
+from tests.services.fault_proxy import SLOW_DOWN_BODY, Fault, FaultProxy, answer
+from tests.services.s3_server import S3Server
+from tests.storage_backends.s3.store import MIB, Store, boto, data_of, key_prefix, run, uploads
+
+pytestmark = pytest.mark.s3
+
+DATA = data_of(1, 14 * MIB)
+PARTS = {"part_bytes": 5 * MIB}
+
+
+def _loops() -> list[object]:
+    import uvloop
+
+    return [
+        pytest.param(asyncio.new_event_loop, id="asyncio"),
+        pytest.param(uvloop.new_event_loop, id="uvloop"),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _credentials(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
+
+
+@pytest.fixture
+def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(seaweedfs.port) as made:
+        yield made
+
+
+@pytest.mark.parametrize("loop_factory", _loops())
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(b"partNumber=2", cut_request_after=3 * MIB),
+        Fault(b"partNumber=1", lose_answer=True),
+        Fault(b"partNumber=2", answer=answer("503 Slow Down", SLOW_DOWN_BODY)),
+        Fault(b"partNumber=2", answer=answer("500 Internal Server Error"), times=2),
+        Fault(b"partNumber=2", stall_request_after=MIB),
+        Fault(b"partNumber=2", stall_answer_after=0),
+        Fault(b"?uploads", lose_answer=True),
+        Fault(b"HEAD /", answer=answer("503 Slow Down")),
+    ],
+    ids=["cut", "answer-lost", "slow-down", "500", "stall", "no-answer", "create-lost", "head"],
+)
+def test_put(
+    fault: Fault,
+    seaweedfs: S3Server,
+    proxy: FaultProxy,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def main(store: Store) -> str:
+        fault.seen = 0
+        proxy.add(fault)
+        info = await store.write("object", DATA)
+        assert info.size == len(DATA)
+        assert store.backend.report().retries == fault.times == fault.seen
+        return key_prefix(store.backend)
+
+    prefix = run(
+        seaweedfs,
+        main,
+        endpoint_url=proxy.endpoint_url,
+        loop_factory=loop_factory,
+        stall_timeout=1.0,
+        **PARTS,
+    )
+    with boto(seaweedfs) as client:
+        assert client.get_object(Bucket=seaweedfs.bucket, Key=f"{prefix}object")["Body"].read() == DATA
+
+
+@pytest.mark.parametrize("loop_factory", _loops())
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(b"range: bytes=1048576-", cut_answer_after=300_000),
+        Fault(b"range: bytes=1048576-", cut_answer_after=40),
+        Fault(b"range: bytes=1048576-", stall_answer_after=200_000),
+        Fault(b"range: bytes=1048576-", stall_answer_after=0),
+        Fault(b"range: bytes=1048576-", answer=answer("503 Slow Down", SLOW_DOWN_BODY), times=2),
+        Fault(b"range: bytes=1048576-", answer=b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n"),
+        Fault(b"range: bytes=1048576-", answer=b"SSH-2.0-OpenSSH_9.2\r\n\r\n"),
+    ],
+    ids=["cut", "cut-in-head", "stall", "no-answer", "slow-down", "broken-head", "not-http"],
+)
+def test_get(
+    fault: Fault,
+    seaweedfs: S3Server,
+    proxy: FaultProxy,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def main(store: Store) -> None:
+        fault.seen = 0
+        fault.needle = b"Range: bytes=1048576-"
+        await store.write("object", DATA[: 4 * MIB])
+        proxy.add(fault)
+        assert await store.read("object", 4 * MIB) == DATA[: 4 * MIB]
+        assert store.backend.report().retries == fault.times == fault.seen
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, loop_factory=loop_factory, stall_timeout=1.0)
+
+
+def test_a_cut_get_goes_on_where_it_stopped(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    async def main(store: Store) -> None:
+        await store.write("object", DATA[:MIB])
+        proxy.add(Fault(b"Range: bytes=0-1048575", cut_answer_after=400_000))
+        # What is already there is not asked for again: a request from zero would find this fault.
+        again = proxy.add(Fault(b"Range: bytes=0-1048575", answer=answer("404 Not Found")))
+        assert await store.read("object", MIB) == DATA[:MIB]
+        assert again.seen == 0
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url)
+
+
+def test_an_object_replaced_between_two_halves_of_a_read_is_refused(
+    seaweedfs: S3Server, proxy: FaultProxy
+) -> None:
+    async def main(store: Store) -> None:
+        await store.write("object", DATA[:MIB])
+        proxy.add(Fault(b"Range: bytes=0-1048575", cut_answer_after=400_000))
+        second = proxy.add(Fault(b"If-Match: ", answer=answer("412 Precondition Failed")))
+        with pytest.raises(StorageError, match="was replaced while it was read"):
+            await store.read("object", MIB)
+        assert second.seen == 1
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url)
+
+
+def test_a_kept_connection_that_the_server_closed_costs_no_retry(
+    seaweedfs: S3Server, proxy: FaultProxy
+) -> None:
+    async def main(store: Store) -> None:
+        await store.write("object", DATA[:MIB])
+        await store.read("object", 100)
+        lost = proxy.add(Fault(b"Range: bytes=200-299", cut_answer_after=0))
+        assert await store.read("object", 100, 200) == DATA[200:300]
+        assert lost.seen == 1
+        assert store.backend.report().retries == 0
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url)
+
+
+def test_faults_that_stay_end_in_their_own_error(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    async def main(store: Store) -> None:
+        await store.write("object", DATA[:MIB])
+        proxy.add(Fault(b"Range: bytes=0-", answer=answer("503 Slow Down", SLOW_DOWN_BODY), times=99))
+        with pytest.raises(Throttled, match="SlowDown Please reduce your request rate"):
+            await store.read("object", MIB)
+        proxy.add(Fault(b"PUT /", cut_request_after=10_000, times=99))
+        with pytest.raises(TransientError, match="broke"):
+            await store.write("other", DATA[:MIB])
+        assert store.backend.report().retries == 2
+        assert any("slow down" in note for note in store.backend.report().notes)
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, attempts=2)
+
+
+def test_a_failed_upload_is_aborted(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    async def main(store: Store) -> str:
+        proxy.add(Fault(b"partNumber=3", answer=answer("403 Forbidden"), times=99))
+        with pytest.raises(StorageError, match="part 3"):
+            await store.write("object", DATA)
+        return key_prefix(store.backend)
+
+    prefix = run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)
+    with boto(seaweedfs) as client:
+        assert uploads(client, seaweedfs, prefix) == []
+
+
+def test_complete_answers_200_with_an_error_inside(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    body = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>again, please</Message></Error>"
+
+    async def main(store: Store) -> None:
+        fault = proxy.add(Fault(b"POST", answer=answer("200 OK", body), times=0))
+        writer = await store.backend.create("object")
+        for start in range(0, len(DATA), MIB):
+            await store.append(writer, DATA[start : start + MIB])
+        proxy.add(Fault(b"uploadId=", times=0))
+        fault.needle, fault.times = b"?uploadId=", 1
+        info = await writer.finish()
+        assert info.size == len(DATA)
+        assert fault.seen == 1
+        assert store.backend.report().retries == 1
+
+    # One part in flight: when finish is called only the last part and the Complete still go out.
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)
+
+
+def test_complete_whose_answer_was_lost_is_a_success(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    async def main(store: Store) -> None:
+        fault = proxy.add(
+            Fault(b"POST /" + seaweedfs.bucket.encode() + b"/tests/", lose_answer=True, times=0)
+        )
+        writer = await store.backend.create("object")
+        for start in range(0, len(DATA), MIB):
+            await store.append(writer, DATA[start : start + MIB])
+        fault.needle, fault.times = b"?uploadId=", 1
+        info = await writer.finish()
+        assert info.size == len(DATA)
+        assert fault.seen == 1
+        assert await store.read("object", len(DATA)) == DATA
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)
+
+
+def test_conditional_put_whose_answer_was_lost_is_our_own(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    async def main(store: Store) -> None:
+        await store.backend.put_atomic("first", b"1", if_absent=True)  # the store honours the condition
+        fault = proxy.add(Fault(b"/second", lose_answer=True))
+        await store.backend.put_atomic("second", b"2", if_absent=True)
+        assert fault.seen == 1
+        assert await store.backend.read_bytes("second", limit=10) == b"2"
+        with pytest.raises(ObjectNotFound):
+            await store.backend.read_bytes("third", limit=10)
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url)
+
+
+def test_cancelled_in_the_middle_of_an_upload(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    async def main(store: Store) -> str:
+        stalled = proxy.add(Fault(b"partNumber=2", stall_request_after=MIB))
+        task = asyncio.get_running_loop().create_task(store.write("object", DATA + DATA))
+        assert await asyncio.to_thread(stalled.struck.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert store.ring.in_use == 0
+        return key_prefix(store.backend)
+
+    prefix = run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)
+    with boto(seaweedfs) as client:
+        assert uploads(client, seaweedfs, prefix) == []
+
+
+def test_cancelled_in_the_middle_of_a_read(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    async def main(store: Store) -> None:
+        await store.write("object", DATA[:MIB])
+        stalled = proxy.add(Fault(b"Range: bytes=0-", stall_answer_after=500_000))
+        task = asyncio.get_running_loop().create_task(store.read("object", MIB))
+        assert await asyncio.to_thread(stalled.struck.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert store.ring.in_use == 0
+        assert await store.read("object", MIB) == DATA[:MIB]
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url)
