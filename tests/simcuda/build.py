@@ -1,0 +1,75 @@
+"""Compiles the simulated driver, its control library and the C target, once for each state of the sources.
+
+Needs a C compiler and nothing else. The results lie in ``build/simcuda/<hash of the sources>/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "source"
+CACHE = HERE.parent.parent / "build" / "simcuda"
+FLAGS = ("-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pthread")
+LIBRARY = (
+    *("world", "faults", "call", "process", "device", "context", "memory", "host_memory", "copy", "stream"),
+    *("work", "event", "module", "kernels", "ipc", "checkpoint", "custom_storage", "restore_thread"),
+    *("proc_address", "errors"),
+)
+CONTROL = ("world", "control")
+
+
+class CompilerMissingError(RuntimeError):
+    """There is no C compiler here: `apt-get install gcc`, or name one in CC."""
+
+
+def build() -> Path:
+    """The folder with libcuda.so.1, libcontrol.so and plain_target, compiled now if it has to be."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler:
+        raise CompilerMissingError("the simulated CUDA driver needs a C compiler: install gcc, or set CC")
+    folder = CACHE / _digest(compiler)
+    if folder.is_dir():
+        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix="new-", dir=CACHE))
+    try:
+        # Calls of memcpy, mmap and munmap go to libc: a preloaded library can take their place.
+        shared = ("-fPIC", "-shared", "-fvisibility=hidden", "-fno-builtin-memcpy")
+        library = ("-Wl,-soname,libcuda.so.1", "-o", str(fresh / "libcuda.so.1"))
+        _compile(compiler, (*shared, *library), [SOURCES / f"{name}.c" for name in LIBRARY])
+        control = ("-o", str(fresh / "libcontrol.so"))
+        _compile(compiler, (*shared, *control), [SOURCES / f"{name}.c" for name in CONTROL])
+        _compile(compiler, ("-o", str(fresh / "plain_target")), [HERE / "targets" / "plain.c"])
+        fresh.chmod(0o755)
+        try:
+            fresh.rename(folder)
+        except OSError:  # another process was first
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def _digest(compiler: str) -> str:
+    digest = hashlib.sha256(f"{compiler} {FLAGS} {LIBRARY} {CONTROL}".encode())
+    for path in sorted([*SOURCES.iterdir(), HERE / "targets" / "plain.c", Path(__file__)]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str, options: tuple[str, ...], sources: list[Path]) -> None:
+    command = [compiler, *FLAGS, *options, *map(str, sources), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the simulated CUDA driver does not compile:\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    print(build())

@@ -1,0 +1,20 @@
+"""What the targets' buffers hold, so that a test can say it without asking: standard library alone."""
+
+from __future__ import annotations
+
+import array
+import random
+
+_MASK = (1 << 64) - 1
+
+
+def contents(seed: int, buffer: int, step: int, nbytes: int) -> bytes:
+    """Buffer ``buffer`` as the Python targets last wrote it, at ``step`` (0: at the start)."""
+    return random.Random(f"{seed}/{buffer}/{step}").randbytes(nbytes)
+
+
+def plain_contents(seed: int, buffer: int, step: int, nbytes: int) -> bytes:
+    """The same for targets/plain.c: word i is (i + 1) * 0x9e3779b97f4a7c15 ^ mix."""
+    mix = (seed + 1000003 * buffer + 7919 * step) & _MASK
+    words = array.array("Q", [((i + 1) * 0x9E3779B97F4A7C15 & _MASK) ^ mix for i in range(nbytes // 8)])
+    return words.tobytes()

@@ -1,0 +1,303 @@
+/* Device memory: allocations, mappings of another process's allocations, registered host memory.
+ *
+ * A device address lies in an arena that the CPU can't touch, as on a real GPU; the bytes lie in the GPU's
+ * file. Addresses only go up, so a stale one is never valid again. */
+#define _GNU_SOURCE
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+/* Under sim.mutex. */
+static Segment *segment_add(void) {
+    if (sim.segments == sim.segment_room) {
+        size_t room = sim.segment_room ? sim.segment_room * 2 : 64;
+        Segment *more = realloc(sim.segment, room * sizeof *more);
+        if (!more) return NULL;
+        sim.segment = more;
+        sim.segment_room = room;
+    }
+    return &sim.segment[sim.segments++];
+}
+
+static Segment *segment_at(uint64_t address) {
+    size_t low = 0, high = sim.segments;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (sim.segment[middle].address + sim.segment[middle].bytes <= address) low = middle + 1;
+        else high = middle;
+    }
+    return low < sim.segments && sim.segment[low].address <= address ? &sim.segment[low] : NULL;
+}
+
+static void segment_drop(size_t i) {
+    memmove(&sim.segment[i], &sim.segment[i + 1], (sim.segments - i - 1) * sizeof *sim.segment);
+    sim.segments--;
+}
+
+CUresult memory_allocate(Context *context, uint64_t asked, int kind, uint64_t *address) {
+    if (!asked) return CUDA_ERROR_INVALID_VALUE;
+    if (asked >= GPU_SPAN) return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t bytes = round_up(asked, PAGE_BYTES);
+    int index = physical(context->ordinal);
+    Gpu *gpu = &sim.world->gpu[index];
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&sim.mutex);
+    world_lock(sim.world);
+    world_reap(sim.world);
+    Process *process = sim.process;
+    Segment *segment = NULL;
+    if (process->allocations < MAX_ALLOCATIONS && world_used(sim.world, index) + bytes <= gpu->memory &&
+        gpu->next_offset + bytes <= GPU_SPAN && sim.arena_next + bytes <= sim.arena + ARENA_BYTES &&
+        (segment = segment_add())) {
+        uint64_t at = sim.arena_next;
+        sim.arena_next = round_up(at + bytes + PAGE_BYTES, PIECE_BYTES); /* a gap: no overrun goes unseen */
+        *segment = (Segment){at, bytes, gpu->next_offset, at, asked, index,
+                             kind == ALLOCATION_CONTEXT ? SEGMENT_CONTEXT : SEGMENT_MEMORY, context};
+        process->allocation[process->allocations] = (Allocation){at, bytes, gpu->next_offset, index, kind};
+        process->allocations++;
+        gpu->next_offset += bytes;
+        *address = at;
+        result = CUDA_SUCCESS;
+    }
+    world_unlock(sim.world);
+    pthread_mutex_unlock(&sim.mutex);
+    return result;
+}
+
+/* Under sim.mutex. */
+static void free_segment(size_t i) {
+    Segment segment = sim.segment[i];
+    segment_drop(i);
+    if (segment.kind == SEGMENT_MAPPED) return;
+    world_lock(sim.world);
+    Process *process = sim.process;
+    for (uint32_t k = 0; k < process->allocations; k++) {
+        if (process->allocation[k].address != segment.address) continue;
+        process->allocations--;
+        memmove(&process->allocation[k], &process->allocation[k + 1],
+                (process->allocations - k) * sizeof process->allocation[0]);
+        break;
+    }
+    world_unlock(sim.world);
+    madvise(sim.memory[segment.gpu] + segment.offset, segment.bytes, MADV_REMOVE);
+}
+
+void memory_free_context(Context *context) {
+    pthread_mutex_lock(&sim.mutex);
+    for (size_t i = sim.segments; i-- > 0;)
+        if (sim.segment[i].context == context) free_segment(i);
+    for (HostRange **at = &sim.host; *at;) {
+        HostRange *range = *at;
+        if (range->context != context) {
+            at = &range->next;
+            continue;
+        }
+        *at = range->next;
+        if (range->owned) munmap((void *)range->address, range->bytes);
+        free(range);
+    }
+    pthread_mutex_unlock(&sim.mutex);
+}
+
+CUresult memory_map(const Allocation *allocations, uint32_t count, int gpu, uint64_t *address, uint64_t *bytes) {
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&sim.mutex);
+    uint64_t group = sim.arena_next, at = group;
+    for (uint32_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        const Allocation *allocation = &allocations[i];
+        if (allocation->gpu != gpu) continue;
+        Segment *segment = at + allocation->bytes <= sim.arena + ARENA_BYTES ? segment_add() : NULL;
+        if (!segment) {
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+            break;
+        }
+        *segment = (Segment){at, allocation->bytes, allocation->offset, group, allocation->bytes, gpu,
+                             SEGMENT_MAPPED, NULL};
+        at += allocation->bytes;
+    }
+    sim.arena_next = round_up(at + PAGE_BYTES, PIECE_BYTES);
+    pthread_mutex_unlock(&sim.mutex);
+    *address = group;
+    *bytes = at - group;
+    if (result != CUDA_SUCCESS) memory_unmap(group);
+    return result;
+}
+
+void memory_unmap(uint64_t group) {
+    pthread_mutex_lock(&sim.mutex);
+    for (size_t i = sim.segments; i-- > 0;)
+        if (sim.segment[i].kind == SEGMENT_MAPPED && sim.segment[i].group == group) segment_drop(i);
+    pthread_mutex_unlock(&sim.mutex);
+}
+
+void memory_reset(void) {
+    free(sim.segment);
+    for (HostRange *range = sim.host, *next; range; range = next) {
+        next = range->next;
+        if (range->owned) munmap((void *)range->address, range->bytes);
+        free(range);
+    }
+}
+
+int memory_is_device(uint64_t address) { return address >= sim.arena && address < sim.arena + ARENA_BYTES; }
+
+unsigned char *memory_bytes(uint64_t address, uint64_t wanted, uint64_t *run, int *gpu) {
+    pthread_mutex_lock(&sim.mutex);
+    Segment *segment = segment_at(address);
+    unsigned char *bytes = NULL;
+    if (segment) {
+        uint64_t skip = address - segment->address;
+        *run = segment->bytes - skip < wanted ? segment->bytes - skip : wanted;
+        *gpu = segment->gpu;
+        bytes = sim.memory[segment->gpu] + segment->offset + skip;
+    }
+    pthread_mutex_unlock(&sim.mutex);
+    return bytes;
+}
+
+int memory_covers(uint64_t address, uint64_t bytes) {
+    pthread_mutex_lock(&sim.mutex);
+    const Segment *segment = segment_at(address);
+    uint64_t end = address + bytes, group = segment ? segment->group : 0;
+    while (segment && segment->address + segment->bytes < end) {
+        segment = segment_at(segment->address + segment->bytes);
+        if (segment && segment->group != group) segment = NULL;
+    }
+    pthread_mutex_unlock(&sim.mutex);
+    return segment != NULL;
+}
+
+/* Under sim.mutex. */
+HostRange *host_find(uint64_t address, uint64_t bytes) {
+    for (HostRange *range = sim.host; range; range = range->next)
+        if (address >= range->address && address + bytes <= range->address + range->bytes) return range;
+    return NULL;
+}
+
+API(cuMemGetInfo_v2, "cuMemGetInfo", (size_t * available, size_t *total), (available, total)) {
+    Context *context;
+    CUresult result = context_needed(&context);
+    if (result != CUDA_SUCCESS) return result;
+    if (!available || !total) return CUDA_ERROR_INVALID_VALUE;
+    int gpu = physical(context->ordinal);
+    world_lock(sim.world);
+    world_reap(sim.world);
+    uint64_t used = world_used(sim.world, gpu);
+    world_unlock(sim.world);
+    *total = sim.world->gpu[gpu].memory;
+    *available = used < *total ? *total - used : 0;
+    return CUDA_SUCCESS;
+}
+
+API(cuMemAlloc_v2, "cuMemAlloc", (CUdeviceptr * out, size_t bytes), (out, bytes)) {
+    Context *context;
+    CUresult result = context_needed(&context);
+    if (result != CUDA_SUCCESS) return result;
+    uint64_t address;
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    result = memory_allocate(context, bytes, ALLOCATION_MEMORY, &address);
+    if (result == CUDA_SUCCESS) *out = address;
+    return result;
+}
+
+API(cuMemFree_v2, "cuMemFree", (CUdeviceptr address), (address)) {
+    Context *context;
+    CUresult result = context_needed(&context);
+    if (result != CUDA_SUCCESS || !address) return result;
+    streams_wait_all(NULL, 0); /* cuMemFree waits for the device */
+    result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&sim.mutex);
+    Segment *segment = segment_at(address);
+    HostRange *range = host_find(address, 1);
+    if (segment && segment->kind == SEGMENT_MEMORY && segment->address == address) {
+        free_segment((size_t)(segment - sim.segment));
+        result = CUDA_SUCCESS;
+    } else if (range && range->managed && range->address == address) {
+        HostRange **at = &sim.host;
+        while (*at != range) at = &(*at)->next;
+        *at = range->next;
+        munmap((void *)range->address, range->bytes);
+        free(range);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&sim.mutex);
+    return result;
+}
+
+API(cuMemGetAddressRange_v2, "cuMemGetAddressRange", (CUdeviceptr * base, size_t *bytes, CUdeviceptr address),
+    (base, bytes, address)) {
+    pthread_mutex_lock(&sim.mutex);
+    const Segment *segment = segment_at(address);
+    if (segment) {
+        uint64_t group = segment->group, total = 0;
+        for (size_t i = 0; i < sim.segments; i++)
+            if (sim.segment[i].group == group) total += sim.segment[i].asked;
+        if (base) *base = group;
+        if (bytes) *bytes = total;
+    }
+    pthread_mutex_unlock(&sim.mutex);
+    return segment ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult pointer_attribute(void *out, int attribute, CUdeviceptr address) {
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&sim.mutex);
+    const Segment *segment = segment_at(address);
+    const HostRange *range = host_find(address, 1);
+    Context *context = segment ? segment->context : range ? range->context : NULL;
+    if (segment && !context) context = context_primary_of(segment->gpu);
+    uint64_t base = segment ? segment->group : range ? range->address : 0, bytes = range ? range->bytes : 0;
+    for (size_t i = 0; segment && i < sim.segments; i++)
+        if (sim.segment[i].group == base) bytes += sim.segment[i].asked;
+    if (!segment && !range) {
+        result = CUDA_ERROR_INVALID_VALUE; /* memory that the driver doesn't know */
+    } else {
+        switch (attribute) {
+        case 1: *(CUcontext *)out = context; break;
+        case 2: *(unsigned int *)out = segment ? 2 : 1; break;
+        case 3: *(CUdeviceptr *)out = address; break;
+        case 4:
+            if (segment) result = CUDA_ERROR_INVALID_VALUE;
+            else *(CUdeviceptr *)out = address;
+            break;
+        case 6: *(int *)out = 0; break;
+        case 7: *(unsigned long long *)out = base; break;
+        case 8: *(int *)out = range && range->managed; break;
+        case 9: *(int *)out = context ? context->ordinal : -1; break;
+        case 11: *(CUdeviceptr *)out = base; break;
+        case 12: *(size_t *)out = bytes; break;
+        case 13: *(int *)out = 1; break;
+        case 18: *(size_t *)out = bytes; break;
+        case 19: *(CUdeviceptr *)out = base; break;
+        case 21: *(int *)out = segment && segment->kind == SEGMENT_MEMORY; break;
+        default: result = CUDA_ERROR_NOT_SUPPORTED;
+        }
+    }
+    pthread_mutex_unlock(&sim.mutex);
+    return result;
+}
+
+API(cuPointerGetAttribute, "cuPointerGetAttribute", (void *out, int attribute, CUdeviceptr address),
+    (out, attribute, address)) {
+    return out ? pointer_attribute(out, attribute, address) : CUDA_ERROR_INVALID_VALUE;
+}
+
+API(cuPointerGetAttributes, "cuPointerGetAttributes",
+    (unsigned int count, int *attributes, void **out, CUdeviceptr address), (count, attributes, out, address)) {
+    if (!attributes || !out) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned int i = 0; i < count; i++) {
+        CUresult result = pointer_attribute(out[i], attributes[i], address);
+        if (result == CUDA_SUCCESS) continue;
+        if (result != CUDA_ERROR_INVALID_VALUE) return result;
+        /* Unknown memory: each answer is its type's zero. */
+        int wide = attributes[i] == 1 || attributes[i] == 3 || attributes[i] == 4 || attributes[i] == 7 ||
+                   attributes[i] == 11 || attributes[i] == 12 || attributes[i] == 18 || attributes[i] == 19;
+        memset(out[i], 0, wide ? 8 : 4);
+        if (attributes[i] == 9) *(int *)out[i] = -2;
+    }
+    return CUDA_SUCCESS;
+}
