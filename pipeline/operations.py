@@ -176,7 +176,8 @@ async def _run_from_image(
     spec: GraphSpec, settings: Settings, progress: ProgressCallback | None
 ) -> SaveResult | ReadResult:
     params = spec.source.params
-    async with _reading(params["url"], params.get("options"), settings) as (reader, context):
+    digest = params.get("expect_digest", "")
+    async with _reading(params["url"], params.get("options"), settings, digest) as (reader, context):
         files = [sink for sink in spec.sinks if sink.kind == "files"]
         decode = bool(files) or params.get("decode", any(stage.kind == "compress" for stage in spec.stages))
         source = ImageSource(reader, decode=decode, streams=params.get("streams"))

@@ -143,3 +143,16 @@ def test_selected_streams_of_an_image_become_an_image(workdir: Path, tree: Path)
 
     run(main())
     assert (workdir / "r" / "sub" / "text").read_bytes() == (tree / "sub" / "text").read_bytes()
+
+
+def test_a_graph_refuses_an_image_of_another_digest(workdir: Path, tree: Path) -> None:
+    saved = run(ckptpipe.save(tree, to=workdir / "a", name="i", settings=SMALL)).sinks[0]
+
+    def graph(digest: str) -> ckptpipe.GraphSpec:
+        source = ckptpipe.SourceSpec("image", {"url": saved.image_url, "expect_digest": digest})
+        return ckptpipe.GraphSpec(source, (ckptpipe.SinkSpec(str(workdir / "b")),))
+
+    with pytest.raises(ckptpipe.DigestMismatch, match="sha256:00"):
+        run(ckptpipe.run_graph(graph("sha256:" + "0" * 64), settings=SMALL))
+    assert not (workdir / "b").exists()
+    assert isinstance(run(ckptpipe.run_graph(graph(saved.digest), settings=SMALL)), ckptpipe.SaveResult)
