@@ -1,8 +1,8 @@
 """Custom storage: checkpoint and restore through device memory that the driver maps for us (CUDA 13.4).
 
-cuda-python's own structures lose the per-device array, which is the driver's memory: it is read here, and copied
-out before it can go away. All calls block, for seconds: use threads. They need cuInit and the primary context of
-every GPU of the target.
+cuda-python's own structures lose the per-device array, which is the driver's memory: it is read here, and
+copied out before it can go away. All calls block, for seconds: use threads. They need cuInit and the primary
+context of every GPU of the target.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class CustomOperation(NamedTuple):
 
 
 def checkpoint_custom(int pid):
-    """Checkpoint the LOCKED process ``pid`` into mapped device memory; it is CHECKPOINTING until completed."""
+    """Checkpoint the LOCKED process ``pid`` into mapped device memory: CHECKPOINTING until completed."""
     cdef Driver driver = gated("cuCheckpointProcessCheckpoint")
     cdef cu_checkpoint_args arguments
     cdef cu_custom_info* info = NULL
@@ -54,9 +54,11 @@ def checkpoint_custom(int pid):
 
 
 def restore_custom(int pid, pairs):
-    """Restore the CHECKPOINTED process ``pid`` from device memory that the caller fills; it is RESTORING until
-    completed. ``pairs``: (UUID at the checkpoint, UUID to restore onto) of every GPU, 16 bytes each; empty for the
-    same GPUs."""
+    """Restore the CHECKPOINTED process ``pid`` from device memory that the caller fills.
+
+    It is RESTORING until completed. ``pairs``: (UUID at the checkpoint, UUID to restore onto) of every GPU,
+    16 bytes each; empty for the same GPUs.
+    """
     cdef Driver driver = gated("cuCheckpointProcessRestore")
     cdef cu_restore_args arguments
     cdef cu_custom_info* info = NULL
@@ -97,7 +99,7 @@ cdef Driver gated(str call):
     if driver.raw.operation_complete == NULL or driver.raw.checkpoint == NULL or driver.raw.restore == NULL:
         raise cuda_error(NOT_SUPPORTED, call,
                          detail=f"this driver (CUDA {driver.version_text()}) has no custom storage",
-                         cure="install a driver for CUDA 13.4 or newer, or capture another way (ckptpipe doctor)")
+                         cure="install a driver for CUDA 13.4 or newer, or capture another way")
     return driver
 
 
@@ -105,7 +107,7 @@ cdef object read_out(cu_custom_info* info, str call):
     cdef Py_ssize_t i
     if info == NULL or (info.count and info.devices == NULL) or info.count > CK_MAX_DEVICES:
         raise cuda_error(NOT_SUPPORTED, call, detail="the driver answered success, and gave no storage",
-                         cure="update the driver; the target is in the middle of the operation: ckptpipe state")
+                         cure="update the driver; the target is in the middle of the operation")
     devices = tuple([
         CustomDevice(info.devices[i].address, info.devices[i].nbytes, <size_t>info.devices[i].stream)
         for i in range(info.count)

@@ -48,7 +48,7 @@ cdef class Driver:
         return f"{self.raw.version // 1000}.{self.raw.version % 1000 // 10}"
 
     def error(self, int code, str call not None, *, str detail="", str cure=""):
-        """The CudaError for a CUresult of ``call``, by the driver's own name; ``cure`` replaces the usual one."""
+        """The CudaError for a CUresult of ``call``; ``cure`` replaces the usual one."""
         return self.failure(code, call, detail, cure)
 
     cdef object failure(self, cu_result code, str call, str detail="", str cure=""):
@@ -61,8 +61,9 @@ cdef class Driver:
             words = text.decode("utf-8", "replace")
         if self.raw.simulated:
             words = f"{words} (simulated driver)" if words else "simulated driver"
-        return cuda_error(code, call, name=name, detail=f"{detail}: {words}" if detail and words else detail or words,
-                          cure=cure)
+        if detail and words:
+            detail = f"{detail}: {words}"
+        return cuda_error(code, call, name=name, detail=detail or words, cure=cure)
 
     def __repr__(self):
         return f"<Driver CUDA {self.version_text()}{', simulated' if self.raw.simulated else ''}>"
@@ -88,16 +89,19 @@ cdef Driver open_driver():
     if status == CK_CUDA_LOADED:
         return driver
     if status == CK_CUDA_NO_LIBRARY:
-        raise NoDriverError(303, "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", f"dlopen({LIBRARY})", detail=words,
-                            cure="install NVIDIA's driver, or give the container the GPU (--gpus all)")
+        raise NoDriverError(
+            303, "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", f"dlopen({LIBRARY})", detail=words,
+            cure="install NVIDIA's driver, or give the container the GPU (--gpus all)",
+        )
     raise NoDriverError(
-        36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", f"dlsym({words})" if status == CK_CUDA_TOO_OLD else words,
-        detail=f"this driver is for CUDA {driver.version_text()}", cure="install an NVIDIA driver of branch 525 or newer",
+        36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", f"looking for {words}",
+        detail=f"this driver is for CUDA {driver.version_text()}",
+        cure="install an NVIDIA driver of branch 525 or newer",
     )
 
 
 def load():
-    """The CUDA driver. NoDriverError (a CudaError) with the cure where there is none; it is not initialised here."""
+    """The CUDA driver, not initialised. NoDriverError (a CudaError) with the cure where there is none."""
     return loaded()
 
 

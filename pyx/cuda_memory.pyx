@@ -22,8 +22,8 @@ _lock = threading.Lock()
 cdef class Pinned:
     """Host memory that the driver has registered, for every context of this process. Made by `pin`.
 
-    It holds a view of the mapping, which therefore cannot be closed before `release`. ``seconds``: what pinning
-    took; ``nbytes``: how much is pinned.
+    It holds a view of the mapping, which therefore cannot be closed before `release`. ``seconds``: what
+    pinning took; ``nbytes``: how much is pinned.
     """
 
     cdef readonly Py_ssize_t nbytes
@@ -118,9 +118,9 @@ cdef class Current:
 def pin(memory not None, *, size_t context=0):
     """Register a StagingRing's or Mapping's memory with the driver (cuMemHostRegister, PORTABLE): a `Pinned`.
 
-    Pinning the same memory again returns the same object, with one hold more. ``context``: a CUcontext to do it in;
-    0 takes the calling thread's, or the primary context of any GPU that has one. CudaError with the cure when the
-    driver refuses. Blocking, without the GIL.
+    Pinning the same memory again returns the same object, with one hold more. ``context``: a CUcontext to do
+    it in; 0 takes the calling thread's, or the primary context of any GPU that has one. CudaError with the
+    cure when the driver refuses. Blocking, without the GIL.
     """
     cdef Mapping mapping
     if isinstance(memory, StagingRing):
@@ -167,8 +167,8 @@ cdef int register(Driver driver, size_t address, size_t nbytes, size_t context) 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} bytes"
     cure = "" if error == 712 else (
-        f"make the ring smaller, or raise RLIMIT_MEMLOCK, which is {limit} (ulimit -l, LimitMEMLOCK= in systemd, "
-        "--ulimit memlock=-1 in docker)"
+        f"make the ring smaller, or raise RLIMIT_MEMLOCK, which is {limit} (ulimit -l, LimitMEMLOCK= in "
+        "systemd, --ulimit memlock=-1 in docker)"
     )
     raise driver.failure(error, "cuMemHostRegister", f"{nbytes} bytes cannot be pinned", cure)
 

@@ -1,8 +1,8 @@
-# kernels: cuda_queue cuda_queue_setup workers copy crc32c crc32c_native
+# kernels: cuda_queue cuda_queue_setup workers copy crc32c crc32c_native process_read
 """Copies between a GPU and leased host memory: events, not stream-wide synchronisation, and no busy waiting.
 
-Everything between the call and the future runs in two threads of the queue, without the GIL (kernels/cuda_queue.h):
-one issues, one sleeps on events. The loop hears of what has ended through an eventfd.
+Everything between the call and the future runs in two threads of the queue, without the GIL
+(kernels/cuda_queue.h): one issues, one sleeps on events. The loop hears of what has ended through an eventfd.
 """
 
 import asyncio
@@ -49,15 +49,17 @@ cdef class Copy:
 cdef class CopyQueue:
     """The copies of one GPU; made inside the running loop that it reports to, or with `open`.
 
-    ``context``: the CUcontext of ``device``, which the caller holds until `aclose`. ``stream``: a CUstream of that
-    context for all copies (what it was given before comes first), 0 for one of its own a direction. ``checksum``:
-    "device" computes CRC32C and zero test by a kernel beside the copies, "host" on threads after them; where the
-    kernel cannot be had, "host" is taken and ``why`` says the reason. ``depth``: operations that the driver has at
-    a time; further ones wait, first come first served. ``elide_zeros``: scan first, and do not copy what is all
-    zero: **the lease then keeps what it held**, and only ``Scan.zero`` says that the bytes are zeros.
+    ``context``: the CUcontext of ``device``, which the caller holds until `aclose`. ``stream``: a CUstream of
+    that context for all copies (what it was given before comes first), 0 for one of its own a direction.
+    ``checksum``: "device" computes CRC32C and zero test by a kernel beside the copies, "host" on threads
+    after them; where the kernel cannot be had, "host" is taken and ``why`` says the reason. ``depth``:
+    operations that the driver has at a time; further ones wait, first come first served. ``elide_zeros``:
+    scan first, and do not copy what is all zero: **the lease then keeps what it held**, and only
+    ``Scan.zero`` tells.
 
-    The device range of an operation must not change until its future is done. An operation holds its lease until
-    its events have passed, also when its future was cancelled; a cancelled one that had not begun never does.
+    The device range of an operation must not change until its future is done. An operation holds its lease
+    until its events have passed, also when its future was cancelled; a cancelled one that had not begun never
+    does.
     """
 
     def __cinit__(self):
@@ -165,7 +167,7 @@ cdef class CopyQueue:
     # -- what callers ask for ----------------------------------------------------------------------------
 
     def fetch(self, Lease lease not None, Py_ssize_t nbytes, size_t device_address):
-        """Copy ``nbytes`` of device memory into the lease; a future of Scan, the CRC32C and zero test of them."""
+        """Copy ``nbytes`` of device memory into the lease; a future of Scan, their CRC32C and zero test."""
         return self.begin(CK_COPY_DOWN, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE, lease,
                           device_address, nbytes)
 
@@ -174,7 +176,7 @@ cdef class CopyQueue:
         return self.begin(CK_COPY_UP, CK_CHECK_NONE, lease, device_address, nbytes)
 
     def scan(self, size_t device_address, Py_ssize_t nbytes):
-        """CRC32C and zero test of device memory, without copying it where the kernel runs; a future of Scan."""
+        """CRC32C and zero test of device memory, not copied where the kernel runs; a future of Scan."""
         return self.begin(CK_COPY_SCAN, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE, None,
                           device_address, nbytes)
 
@@ -236,8 +238,10 @@ cdef class CopyQueue:
         if self.raw == NULL or self.closing:
             raise RuntimeError("the copy queue is closed")
         if self.thread != PyThread_get_thread_ident():
-            raise CkptpipeError("this copy queue belongs to another thread",
-                                cure="use it in the thread of its event loop (asyncio.run_coroutine_threadsafe)")
+            raise CkptpipeError(
+                "this copy queue belongs to another thread",
+                cure="use it in the thread of its event loop (asyncio.run_coroutine_threadsafe)",
+            )
         return 0
 
     cdef object begin(self, int kind, int check, Lease lease, size_t device_address, Py_ssize_t nbytes):

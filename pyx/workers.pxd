@@ -1,4 +1,4 @@
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from ckptpipe.pyx.staging cimport Lease
 
@@ -6,13 +6,17 @@ from ckptpipe.pyx.staging cimport Lease
 cdef extern from "workers.h" nogil:
     int CK_JOB_CRC
     int CK_JOB_PASS
+    int CK_JOB_READ
 
     ctypedef struct ck_job:
         ck_job* next
         void* token
         int kind
+        int pid
         uint32_t crc
         int zero
+        int error
+        uint64_t fault
 
     ctypedef struct ck_pool:
         pass
@@ -36,6 +40,7 @@ cdef class Job:
     cdef object future
 
     cdef object result(self)
+    cdef object failure(self)
     cdef void let_go(self) noexcept
 
 

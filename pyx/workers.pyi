@@ -33,6 +33,9 @@ class WorkerPool:
     def copy(
         self, destination: Lease, source: Lease, nbytes: int
     ) -> asyncio.Future[Scan]: ...  # copy + CRC32C + zero test, one pass
+    def read_process(
+        self, pid: int, address: int, lease: Lease, nbytes: int
+    ) -> asyncio.Future[Scan]: ...  # process_vm_readv + CRC32C + zero test; OSError names pid and address
     async def __aenter__(self) -> WorkerPool: ...
     async def __aexit__(self, *exc: object) -> None: ...
     async def aclose(self) -> None: ...  # waits for queued jobs, joins the threads, closes the eventfd

@@ -1,21 +1,23 @@
-# kernels: workers copy crc32c crc32c_native
-"""Worker pool: copies, zero tests and checksums off the loop, without the GIL.
+# kernels: workers copy crc32c crc32c_native process_read
+"""Worker pool: copies, zero tests, checksums and reads of other processes, off the loop, without the GIL.
 
 Threads sleep on a condition. What they finish is put on a list; an eventfd tells the loop when that list
 stops being empty, so that a burst of completions costs one wake-up.
 """
 
 import asyncio
+import errno
 import os
 import warnings
 from collections import namedtuple
 
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 from posix.unistd cimport getpid
 
-from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.pyx.errors import CkptpipeError, io_error
 
 from ckptpipe.pyx.staging cimport Lease
 
@@ -32,6 +34,13 @@ cdef int MAX_THREADS = 256
 cdef int live = 0
 
 Scan = namedtuple("Scan", ("crc32c", "zero"))
+_READ_CURES = {
+    errno.ESRCH: "the process has ended, or never was: look with ps",
+    errno.EPERM: "run as the process's user and allow tracing (sysctl kernel.yama.ptrace_scope=0), or with "
+                 "CAP_SYS_PTRACE, which a process that changed its user id needs",
+    errno.EFAULT: "nothing readable is mapped there (any more): look into /proc/PID/maps",
+    errno.ENOSYS: "a seccomp filter forbids process_vm_readv: allow it in the container's profile",
+}
 Scan.__doc__ = "CRC32C of a range, and whether all its bytes are zero."
 
 
@@ -46,10 +55,18 @@ cdef class Job:
             return self.raw.crc
         return Scan(self.raw.crc, self.raw.zero != 0)
 
+    cdef object failure(self):
+        """The error of a read that failed, or None."""
+        if self.raw.error == 0:
+            return None
+        return io_error(self.raw.error, "process_vm_readv", f"process {self.raw.pid} at {self.raw.fault:#x}",
+                        cure=_READ_CURES.get(self.raw.error, ""))
+
     cdef void let_go(self) noexcept:
         if self.destination is not None:
             self.destination.unhold()
-        self.source.unhold()
+        if self.source is not None:
+            self.source.unhold()
 
 
 cdef class WorkerPool:
@@ -140,6 +157,37 @@ cdef class WorkerPool:
         """Copy, CRC32C and zero test of the first ``nbytes``, in one pass; a future of Scan."""
         return self.submit(CK_JOB_PASS, destination, source, nbytes)
 
+    def read_process(self, int pid, uint64_t address, Lease lease not None, Py_ssize_t nbytes):
+        """Read ``nbytes`` at ``address`` of process ``pid`` into the lease, with CRC32C and zero test in the
+        same pass; a future of Scan.
+
+        OSError (`io_error`) naming the process and the address that could not be read: ESRCH, EPERM, EFAULT.
+        The lease's bytes are undefined then.
+        """
+        if self.pool == NULL or self.closing:
+            raise RuntimeError("the worker pool is closed")
+        if pid <= 0:
+            raise ValueError(f"{pid} is no process")
+        if nbytes > 0 and address > <uint64_t>-1 - <uint64_t>nbytes:
+            raise ValueError(f"no memory range: {nbytes} bytes at {address:#x}")
+        lease.hold_destination(nbytes)
+        cdef Job job = Job.__new__(Job)
+        job.destination = lease
+        job.source = None
+        job.raw.kind = CK_JOB_READ
+        job.raw.pid = pid
+        try:
+            job.future = self.loop.create_future()
+        except BaseException:
+            job.let_go()
+            raise
+        # Never on the loop's thread: pages of the other process may have to come from a disk.
+        job.raw.token = <void*>job
+        Py_INCREF(job)
+        self.running += 1
+        ck_pool_submit(self.pool, &job.raw, lease.ptr, <const unsigned char*><size_t>address, nbytes)
+        return job.future
+
     cdef object submit(self, int kind, Lease destination, Lease source, Py_ssize_t nbytes):
         if self.pool == NULL or self.closing:
             raise RuntimeError("the worker pool is closed")
@@ -193,7 +241,11 @@ cdef class WorkerPool:
             self.finished += 1
             job.let_go()
             if heard and not job.future.done():
-                job.future.set_result(job.result())
+                error = job.failure()
+                if error is None:
+                    job.future.set_result(job.result())
+                else:
+                    job.future.set_exception(error)
         if heard and self.running == 0 and self.drained is not None and not self.drained.done():
             self.drained.set_result(None)
         return 0

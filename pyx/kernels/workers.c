@@ -2,6 +2,7 @@
 
 #include "copy.h"
 #include "crc32c.h"
+#include "process_read.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -48,6 +49,9 @@ static double seconds_of(clockid_t clock) {
 static void run_piece(ck_piece *piece, int kind) {
     if (kind == CK_JOB_CRC)
         piece->crc = ck_crc32c(0, piece->source, piece->nbytes);
+    else if (kind == CK_JOB_READ)
+        piece->error = ck_read_process(piece->job->pid, piece->destination, (uintptr_t)piece->source, piece->nbytes,
+                                       &piece->crc, &piece->zero, &piece->fault);
     else
         piece->crc = ck_pass(piece->destination, piece->source, piece->nbytes, 0, &piece->zero);
 }
@@ -55,7 +59,13 @@ static void run_piece(ck_piece *piece, int kind) {
 static void join_pieces(ck_job *job) {
     job->crc = job->piece[0].crc;
     job->zero = job->piece[0].zero;
+    job->error = job->piece[0].error;
+    job->fault = job->piece[0].fault;
     for (int i = 1; i < job->pieces; i++) {
+        if (job->error == 0 && job->piece[i].error != 0) {
+            job->error = job->piece[i].error;
+            job->fault = job->piece[i].fault;
+        }
         job->crc = ck_crc32c_combine(job->crc, job->piece[i].crc, job->piece[i].nbytes);
         job->zero = job->zero && job->piece[i].zero;
     }
@@ -75,6 +85,8 @@ static void cut(ck_job *job, int pieces, unsigned char *destination, const unsig
         piece->nbytes = count == pieces || nbytes - offset < each ? nbytes - offset : each;
         piece->crc = 0;
         piece->zero = 0;
+        piece->error = 0;
+        piece->fault = 0;
         offset += piece->nbytes;
     } while (offset < nbytes);
     job->pieces = job->remaining = count;

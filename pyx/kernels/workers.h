@@ -1,4 +1,5 @@
-/* A pool of threads that copy, checksum and test for zeros; completions through an eventfd. */
+/* A pool of threads that copy, checksum, test for zeros and read other processes' memory; completions through an
+ * eventfd. */
 #ifndef CKPT_WORKERS_H
 #define CKPT_WORKERS_H
 
@@ -7,7 +8,9 @@
 
 #define CK_MAX_PIECES 8
 
-enum { CK_JOB_CRC, CK_JOB_PASS }; /* checksum only; checksum, zero test, and copy when there is a destination */
+/* Checksum only; checksum, zero test, and copy when there is a destination; the same from another process, whose
+   address `source` then is. */
+enum { CK_JOB_CRC, CK_JOB_PASS, CK_JOB_READ };
 
 typedef struct ck_job ck_job;
 
@@ -20,16 +23,21 @@ typedef struct ck_piece {
     size_t nbytes;
     uint32_t crc;
     int zero;
+    int error;      /* errno of a read, and the address that could not be read */
+    uint64_t fault;
 } ck_piece;
 
 struct ck_job {
     ck_job *next; /* in the list of the finished ones */
     void *token;  /* the caller's */
     int kind;
+    int pid; /* of CK_JOB_READ */
     int pieces;
     int remaining;
     uint32_t crc;
     int zero;
+    int error;      /* of the first piece that failed */
+    uint64_t fault;
     ck_piece piece[CK_MAX_PIECES];
 };
 
