@@ -32,6 +32,7 @@ class PartBody(aiohttp.payload.Payload):
         self._ranges = tuple(ranges)
         self._views: list[memoryview] = []
         self.sha256 = sha256  # of the whole body in hex, where payloads are signed
+        self._transport: asyncio.Transport | None = None
         self.on_progress: Callable[[], object] | None = None
         self.sent = 0  # bytes queued by the attempt that runs
         self.times = 0  # how often sending began: aiohttp sends again by itself where a kept connection broke
@@ -56,6 +57,13 @@ class PartBody(aiohttp.payload.Payload):
                 view.release()
             except BufferError:
                 pass  # the transport still has a piece of it: the hold goes when that does
+
+    def cut(self) -> None:
+        """The attempt failed: close its connection at once. A transport that is merely closed goes on to send
+        what it queues, for ever to a peer that takes nothing, and holds the memory all that time."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
 
     # What botocore asks of a file.
 
@@ -92,6 +100,7 @@ class PartBody(aiohttp.payload.Payload):
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         self.sent = 0
         self.times += 1
+        self._transport = getattr(writer, "transport", None)
         # aiohttp joins buffered headers and the first piece, a copy on some versions of Python.
         send_headers = getattr(writer, "send_headers", None)
         if send_headers is not None:

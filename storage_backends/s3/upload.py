@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound, StorageError
 from ckptpipe.storage_backends.s3.body import PartBody, hash_ranges
 from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
@@ -69,7 +71,12 @@ async def send_body(
                     body.begin()
                     answer: dict[str, Any] = await getattr(client.api, operation)(**made)
             except REQUEST_ERRORS as error:
+                if not isinstance(error, ClientError) or body.sent < part.nbytes:
+                    body.cut()
                 fault = client.explain(what, error)
+            except BaseException:
+                body.cut()
+                raise
             else:
                 client.pace.went_well()
                 confirm_checksum(client, answer, what, crc32c, asked="ChecksumCRC32C" in made)
