@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -248,22 +249,14 @@ async def connect(bucket: str, options: S3Options, context: BackendContext) -> S
                 api = await stack.enter_async_context(_create(session, options, region, "path"))
             credentials = None if options.no_sign_request else await session.get_credentials()
             client = S3Client(bucket, options, context, session, api, credentials)
-            client.verify = (
-                client.verify if client.verify is not None else session.get_config_variable("ca_bundle")
-            )
+            if client.verify is None:
+                client.verify = session.get_config_variable("ca_bundle")
+            if isinstance(client.verify, str) and client.scheme == "https":
+                await in_thread(_check_bundle, client.verify)
             client._stack = stack.pop_all()
         finally:
             await stack.aclose()
     except REQUEST_ERRORS as error:
-        if (
-            isinstance(error, OSError)
-            and not isinstance(error, ConnectionError)
-            and _names_bundle(error, options)
-        ):
-            raise EndpointUnreachable(
-                f"the CA bundle {options.ca_bundle or os.environ.get('AWS_CA_BUNDLE', '')} cannot be read",
-                cure="name a PEM file with the option ca_bundle or AWS_CA_BUNDLE",
-            ) from error
         raise from_exception(place, f"s3://{bucket}", error).error from error
     except ValueError as error:  # "Invalid endpoint": botocore's own
         raise StorageError(f"s3://{bucket}: {error}", cure="check endpoint_url and region") from error
@@ -337,8 +330,16 @@ def _is_aws(url: str) -> bool:
     return ".amazonaws.com" in f".{host}"
 
 
-def _names_bundle(error: OSError, options: S3Options) -> bool:
-    bundle = options.ca_bundle or os.environ.get("AWS_CA_BUNDLE", "")
-    return bool(bundle) and (
-        isinstance(error, FileNotFoundError | PermissionError) or "PEM" in str(error) or "X509" in str(error)
-    )
+def _check_bundle(path: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError as error:  # ssl.SSLError is one
+        why = (
+            error.strerror
+            if isinstance(error, FileNotFoundError | PermissionError)
+            else "no PEM certificates"
+        )
+        raise EndpointUnreachable(
+            f"the CA bundle {path} cannot be used: {why}",
+            cure="name a PEM file with the option ca_bundle or AWS_CA_BUNDLE",
+        ) from error
