@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
@@ -53,7 +54,10 @@ def _settled_process() -> None:
         return
 
     async def resolve() -> None:
-        await asyncio.get_running_loop().getaddrinfo("localhost", 80, type=socket.SOCK_STREAM)
+        with contextlib.suppress(
+            socket.gaierror
+        ):  # a bare container knows no names: the threads run all the same
+            await asyncio.get_running_loop().getaddrinfo("localhost", 80, type=socket.SOCK_STREAM)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(resolve())
