@@ -105,9 +105,19 @@ async def _save_id_of_manifest(backend: Backend) -> object:
     except ObjectNotFound:
         return None
     try:
-        return TORN if is_torn(stored) else save_id_of(stored)
+        if is_torn(stored):
+            return TORN if await never_finished(backend) else UNREADABLE
+        return save_id_of(stored)
     except (ImageCorrupt, UnsupportedImage):
         return UNREADABLE
+
+
+async def never_finished(backend: Backend) -> bool:
+    """Whether a torn manifest is one whose save was killed: its lease object goes only when the manifest
+    stands. Objects without one beside them were an image, whose manifest was damaged afterwards."""
+    found = [parse_object_name(info.name) async for info in backend.list()]
+    kinds = {parsed.kind for parsed in found if parsed is not None}
+    return "lease" in kinds or kinds <= {"manifest"}
 
 
 def save_id_of(manifest: bytes) -> str:

@@ -16,6 +16,7 @@ from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageExists, UnsupportedImage, UsageError
 from ckptpipe.pipeline.image.entries import IndexEntry, ObjectEntry, StreamEntry, Totals, Writer, chunk_count
 from ckptpipe.pipeline.image.index_builder import EncodedIndex, IndexBuilder
+from ckptpipe.pipeline.image.index_limits import INDEX_RAW_MAX
 from ckptpipe.pipeline.image.layout import (
     MANIFEST_NAME,
     encode_stripe_marker,
@@ -23,9 +24,10 @@ from ckptpipe.pipeline.image.layout import (
     lease_name,
     stripe_name,
 )
-from ckptpipe.pipeline.image.leftovers import remove_save, save_id_of
+from ckptpipe.pipeline.image.leftovers import never_finished, remove_save, save_id_of
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest, digest_of
 from ckptpipe.pipeline.image.packer import Packer
+from ckptpipe.pipeline.image.records import HEADER, ROW
 from ckptpipe.pipeline.image.seal import is_torn
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
@@ -38,6 +40,7 @@ from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
 
 LEASE_REFRESH = 60.0  # seconds between refreshes of the live lease object
+ENTRY_LEAST = 40  # bytes of a manifest that an entry takes up beside its name, at least
 
 
 class ImageSink(Sink):
@@ -89,12 +92,13 @@ class ImageSink(Sink):
         self._image = container.child(self._image_name)
         if not self._context.claim(self._image.url):
             raise UsageError(f"two sinks write to {self._image.url}", cure="give each a URL of its own")
+        self._check_size(source)
         await self._image.check(writing=True, need_bytes=self._need_bytes(source))
         try:
             stored = await self._image.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
         except ObjectNotFound:
             return
-        if is_torn(stored):
+        if is_torn(stored) and await never_finished(self._image):
             self._torn = True  # as good as absent: a save was killed while it wrote the manifest in place
             return
         if not self._overwrite:
@@ -103,6 +107,22 @@ class ImageSink(Sink):
                 cure="choose another --name, or replace it with --overwrite",
             )
         self._replaced = stored
+
+    def _check_size(self, source: Source) -> None:
+        """What no manifest or index can hold is refused before the copy, not after it."""
+        step = self._context.chunk_bytes
+        chunks = sum(chunk_count(stream.nbytes, step) for stream in source.streams)
+        if HEADER.size + chunks * ROW.size > INDEX_RAW_MAX:
+            raise UsageError(
+                f"{chunks} chunks of {step} bytes are too many for one image",
+                cure="save with larger chunks (--chunk-size)",
+            )
+        least = sum(len(stream.name) for stream in source.streams) + sum(len(e.path) for e in source.tree)
+        if least + ENTRY_LEAST * (len(source.streams) + len(source.tree)) > MANIFEST_LIMIT:
+            raise UsageError(
+                f"{len(source.streams)} files and {len(source.tree)} other entries are too many for one image",
+                cure="save fewer files in one image, or pack small files into archives first",
+            )
 
     def _need_bytes(self, source: Source) -> int:
         """What must fit; 0 where that is not known: compressed chunks are smaller by what nobody knows yet."""
@@ -156,8 +176,7 @@ class ImageSink(Sink):
         self._digest = digest_of(stored)
         self._manifest_bytes = stored
         try:
-            if self._torn and is_torn(await self._image.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)):
-                await self._image.delete(MANIFEST_NAME)
+            await self._look_again()
             await self._image.put_atomic(MANIFEST_NAME, stored, if_absent=not self._overwrite)
         except ObjectExists as error:
             raise ImageExists(
@@ -166,6 +185,19 @@ class ImageSink(Sink):
             ) from error
         self._committed = True
         self._seconds = time.perf_counter() - self._clock
+
+    async def _look_again(self) -> None:
+        """Another save may have replaced the old image meanwhile: then its image is what we replace."""
+        if not self._replaced and not self._torn:
+            return
+        try:
+            stands = await self._image.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
+        except ObjectNotFound:
+            stands = b""
+        if self._replaced:
+            self._replaced = stands
+        elif is_torn(stands):
+            await self._image.delete(MANIFEST_NAME)
 
     @property
     def zero_chunks(self) -> int:

@@ -17,7 +17,7 @@ from ckptpipe.pipeline.direct_io import DIRECT_MIN, take_direct
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import SourceChanged, SourceError, UsageError
 from ckptpipe.pipeline.image.entries import TreeEntry
-from ckptpipe.pipeline.image.names import escape, file_stream
+from ckptpipe.pipeline.image.names import check_path, escape, file_stream
 from ckptpipe.pipeline.sources.abc import (
     Source,
     Stream,
@@ -94,15 +94,18 @@ class FilesSource(Source):
         for path in self.paths:
             try:
                 seen = os.stat(path)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a NUL byte
                 raise SourceError(
-                    f"{path} cannot be saved: {error.strerror}", cure="check the path and its permissions"
+                    f"{path} cannot be saved: {getattr(error, 'strerror', error)}",
+                    cure="check the path and its permissions",
                 ) from error
             if stat.S_ISDIR(seen.st_mode):
                 prefix = "" if alone else Path(path).resolve().name
+                if not alone and not prefix:
+                    raise UsageError(f"{path} has no name of its own", cure="save it alone")
                 if prefix:
                     self._claim(names, prefix, path)
-                    self.tree.append(TreeEntry(escape(os.fsencode(prefix)), "directory", _mode(seen)))
+                    self.tree.append(TreeEntry(_spelled(prefix, path), "directory", _mode(seen)))
                 self._walk(path, prefix)
             elif stat.S_ISREG(seen.st_mode):
                 name = Path(path).name
@@ -140,7 +143,7 @@ class FilesSource(Source):
             seen = entry.stat(follow_symlinks=False)
             if stat.S_ISLNK(seen.st_mode):
                 target = escape(os.fsencode(os.readlink(entry.path)))
-                self.tree.append(TreeEntry(escape(os.fsencode(name)), "symlink", None, target))
+                self.tree.append(TreeEntry(_spelled(name, entry.path), "symlink", None, target))
                 return False
         except OSError as error:
             raise SourceChanged(
@@ -148,7 +151,7 @@ class FilesSource(Source):
                 cure="save when nothing writes there",
             ) from error
         if stat.S_ISDIR(seen.st_mode):
-            self.tree.append(TreeEntry(escape(os.fsencode(name)), "directory", _mode(seen)))
+            self.tree.append(TreeEntry(_spelled(name, entry.path), "directory", _mode(seen)))
             return True
         if stat.S_ISREG(seen.st_mode):
             self._add(entry.path, name, seen)
@@ -236,6 +239,11 @@ class FilesSource(Source):
             raise io_error(error.errno or errno.EIO, "open", found.path) from error
         try:
             self._check_unchanged(fd, found)
+            if found.seen.st_size == 0 and os.pread(fd, 1, 0):
+                raise SourceError(
+                    f"{found.path} says that it is empty, but has content (as files of /proc do)",
+                    cure="pipe it in with -, or copy it to a disk first",
+                )
             size, step = found.seen.st_size, self._context.chunk_bytes
             chunks = -(-size // step)
             file = _Open(found, fd, False, chunks, chunks)
@@ -305,6 +313,14 @@ class FilesSource(Source):
         if self._direct_files:
             notes.append(f"{self._direct_files} of {len(self._found)} source files read with direct I/O")
         return notes
+
+
+def _spelled(name: str, path: str) -> str:
+    """The path of a tree entry as manifests spell it."""
+    try:
+        return check_path(escape(os.fsencode(name)))
+    except ValueError as error:
+        raise SourceError(f"{path} cannot be saved: {error}") from error
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:

@@ -106,32 +106,39 @@ def test_foreign_files_are_never_touched(store: Path) -> None:
     assert sorted(os.listdir(store / "crashed")) == ["README.txt", "data-notours-0-0", "sub"]
 
 
-@pytest.mark.parametrize("damage", ["flip", "newer"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "flip in the seal", "newer"])
 def test_a_manifest_that_cannot_be_read_protects_everything_beside_it(store: Path, damage: str) -> None:
     manifest = store / "good" / "manifest.json"
     data = manifest.read_bytes()
     if damage == "flip":
         manifest.write_bytes(data.replace(b'"files/file"', b'"files/fole"'))
+    elif damage == "cut":
+        manifest.write_bytes(data[:-10])
+    elif damage == "flip in the seal":
+        manifest.write_bytes(data.replace(b'"sha256": "', b'"sha257": "'))
     else:
         from ckptpipe.pipeline.image.seal import seal
 
         body = data[: data.index(b',\n "length"')].replace(b'"version": 1', b'"version": 2', 1)
         manifest.write_bytes(seal(body))
-    left = plant(store / "good", age=2 * DAY, lease_age=2 * DAY)
+    left = plant(store / "good", age=2 * DAY)
     before = look(store)
     result = collect(store, older_than=0)
     assert look(store) == before and all(path.exists() for path in left)
     assert {item.kept_because for item in result.items} == {"the manifest cannot be read"}
 
 
-def test_a_torn_manifest_is_none(store: Path) -> None:
+def test_a_torn_manifest_beside_its_lease_is_none(store: Path) -> None:
     """Its save never ended: what it stored goes like that of any other crashed save."""
     manifest = store / "good" / "manifest.json"
+    save_id = run(ckptpipe.show(str(store / "good")))["save_id"]
+    lease = write(store / "good" / lease_name(save_id), b"{}")
+    os.utime(lease, (time.time() - 2 * LEASE_TTL,) * 2)
     manifest.write_bytes(manifest.read_bytes()[:-10])
     assert {item.kept_because for item in collect(store).items} == {"younger than 86400 s"}
     for path in (store / "good").iterdir():
         os.utime(path, (time.time() - 2 * DAY,) * 2)
-    assert len(collect(store).items) == 3
+    assert len(collect(store).items) == 4
     assert not (store / "good").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -20,6 +21,16 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "images" / "a"
 
 
+def tear(image: Path, *, left: int) -> None:
+    """As a save that was killed while it wrote the manifest in place leaves it: its lease is still there."""
+    manifest = image / "manifest.json"
+    whole = manifest.read_bytes()
+    lease = image / f"lease-{json.loads(whole)['save_id']}"
+    lease.write_bytes(b"{}")
+    os.utime(lease, (0, 0))
+    manifest.write_bytes(whole[:left])
+
+
 def test_every_prefix_is_torn_and_a_flipped_byte_is_not() -> None:
     whole = seal(b'{\n "format": "x"')
     assert not is_torn(whole)
@@ -30,8 +41,7 @@ def test_every_prefix_is_torn_and_a_flipped_byte_is_not() -> None:
 
 
 def test_a_save_takes_the_name_of_a_torn_image(image: Path, tmp_path: Path) -> None:
-    manifest = image / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:-20])
+    tear(image, left=-20)
     result = asyncio.run(ckptpipe.save(tmp_path / "data", to=tmp_path / "images", name="a"))
     assert result.sinks[0].ok
     assert asyncio.run(ckptpipe.verify(str(image))).raw_bytes == 7000
@@ -53,11 +63,10 @@ def test_a_damaged_image_keeps_its_name_and_its_objects(image: Path, tmp_path: P
 
 
 def test_gc_removes_a_torn_image(image: Path) -> None:
-    manifest = image / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:100])
+    tear(image, left=100)
     kept = asyncio.run(ckptpipe.gc(str(image))).items
     assert not any(item.removed for item in kept)
     removed = asyncio.run(ckptpipe.gc(str(image), older_than=0)).items
     assert all(item.removed for item in removed)
-    assert len(removed) == 3  # manifest, index, data
+    assert len(removed) == 4  # manifest, index, data, lease
     assert not image.exists()
