@@ -31,6 +31,7 @@ from ckptpipe.storage_backends.options import option, parse_options
 from ckptpipe.storage_backends.shielded import in_thread
 
 WRITE_SIZE = 4 << 20  # 4 MiB at a depth of 16 to 32 saturates a drive
+MEMORY_LANES_MAX = 8
 CACHED_ENOUGH = 0.5  # share of a file in the page cache from which on it is read through it
 
 
@@ -44,7 +45,11 @@ class NvmeOptions:
         "largest step in which space is reserved ahead of direct writes; 0 reserves none",
         unit="bytes",
     )
-    lanes: int = option(1, "objects written side by side in each directory", minimum=1)
+    lanes: int = option(
+        0,
+        "objects written side by side in each directory; 0: one on a disk, up to eight where writes only copy memory",
+        minimum=0,
+    )
 
 
 class NvmeBackend(LocalBackend):
@@ -58,7 +63,7 @@ class NvmeBackend(LocalBackend):
         self._options = options
         self.capabilities = Capabilities(
             write_size=WRITE_SIZE,
-            lanes=len(self._directories) * options.lanes,
+            lanes=len(self._directories) * (options.lanes or (1 if durable else _memory_lanes())),
             stripes=len(self._directories),
             put_atomic="rename",
             if_absent="atomic",
@@ -139,6 +144,11 @@ class NvmeBackend(LocalBackend):
             await in_thread(put)
         finally:
             await self._state.files.forget(self._directories, name)
+
+
+def _memory_lanes() -> int:
+    """tmpfs has one writer an inode at a time, and each is a core that copies."""
+    return max(1, min(MEMORY_LANES_MAX, len(os.sched_getaffinity(0)) // 2))
 
 
 def _insist(mode: DirectMode, why: str, path: str) -> None:
