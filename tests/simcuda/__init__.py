@@ -10,11 +10,12 @@
 
 from tests.simcuda.build import CompilerMissingError, build
 from tests.simcuda.fault import Fault
-from tests.simcuda.target import Target
+from tests.simcuda.target import BusyTarget, Target
 from tests.simcuda.world import STALLED, SimGpu, SimProcess, SimWorld
 
 __all__ = [
     "STALLED",
+    "BusyTarget",
     "CompilerMissingError",
     "Fault",
     "SimGpu",

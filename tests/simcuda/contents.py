@@ -5,12 +5,14 @@ from __future__ import annotations
 import array
 import random
 
+_PIECE = 1 << 20
 _MASK = (1 << 64) - 1
 
 
 def contents(seed: int, buffer: int, step: int, nbytes: int) -> bytes:
     """Buffer ``buffer`` as the Python targets last wrote it, at ``step`` (0: at the start)."""
-    return random.Random(f"{seed}/{buffer}/{step}").randbytes(nbytes)
+    source = random.Random(f"{seed}/{buffer}/{step}")
+    return b"".join(source.randbytes(min(_PIECE, nbytes - at)) for at in range(0, nbytes, _PIECE))
 
 
 def plain_contents(seed: int, buffer: int, step: int, nbytes: int) -> bytes:

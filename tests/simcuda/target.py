@@ -17,7 +17,8 @@ TARGETS = Path(__file__).resolve().parent / "targets"
 class Target:
     """A child process that holds patterned buffers: ``buffers`` are (GPU, bytes).
 
-    ``program`` is "sums" (cuda.bindings), "busy" (the same, and never idle) or the path of plain_target (C).
+    ``program`` is "sums" (cuda.bindings) or the path of plain_target (C); options ``--uvm`` and ``--ipc`` make
+    it a target that can't be checkpointed. ``errors`` is a descriptor for its stderr.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Target:
         program: str = "sums",
         seed: int = 1,
         options: Sequence[str] = (),
+        errors: int | None = None,
     ) -> None:
         self.buffers, self.seed, self.steps = tuple(buffers), seed, 0
         path = TARGETS / f"{program}.py"
@@ -39,6 +41,7 @@ class Target:
             env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=errors,
             text=True,
             bufsize=1,
         )
@@ -122,3 +125,18 @@ class Target:
         if not line:
             raise RuntimeError(f"the target ended with status {self._child.wait()}")
         return line
+
+
+class BusyTarget(Target):
+    """A target that never waits for its input: it fills its buffer with 1, 2, 3… on a stream, as fast as it can."""
+
+    def __init__(self, environment: Mapping[str, str], buffer: tuple[int, int] = (0, 4 << 20)) -> None:
+        super().__init__(environment, (buffer,), program="busy")
+
+    def progress(self) -> int:
+        """How many rounds it has made; each one checked what the one before had left."""
+        self.ask()
+        words = self._line().split()
+        if words[0] != "rounds":
+            raise RuntimeError(f"the target said {words}")
+        return int(words[1])

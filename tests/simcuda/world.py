@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.simcuda import layout
-from tests.simcuda.build import build
+from tests.simcuda.build import SOURCES, build
 from tests.simcuda.fault import POINTS, SCOPES, Fault
 
 STALLED = -1
@@ -42,6 +43,9 @@ _RESULTS = {
     "CUDA_ERROR_SYSTEM_NOT_READY": 802,
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": 900,
     "CUDA_ERROR_UNKNOWN": 999,
+}
+_CALLS = set(re.findall(r'{"(cu\w+)", \d+', (SOURCES / "proc_address.c").read_text(encoding="utf-8"))) - {
+    *("cuGetProcAddress", "cuGetErrorName", "cuGetErrorString", "cuDriverGetVersion"),
 }
 _DECOMPRESS_MASK, _DECOMPRESS_LENGTH, _NUMA_NODE = 136, 137, 134
 """CUdevice_attribute: MEM_DECOMPRESS_ALGORITHM_MASK, MEM_DECOMPRESS_MAXIMUM_LENGTH, HOST_NUMA_ID."""
@@ -118,8 +122,7 @@ class SimWorld:
             raise ValueError("unsupported_at is 'checkpoint' or 'lock'")
         self.library = build()
         self._control = layout.load(str(self.library / "libcontrol.so"))
-        shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.directory = Path(tempfile.mkdtemp(prefix="simcuda-", dir=parent or shm))
+        self.directory = Path(tempfile.mkdtemp(prefix="simcuda-", dir=parent or _memory_folder()))
         handle = ctypes.c_void_p()
         custom = driver_version >= 13040 if custom_storage is None else custom_storage
         error = self._control.control_create(
@@ -223,6 +226,8 @@ class SimWorld:
         later calls in its context. ``hold`` stands still until `Fault.release`, ``delay`` for seconds.
         ``state`` is what the target's state is set to.
         """
+        if call not in _CALLS:
+            raise ValueError(f"{call} is no call that a fault can meet (its name goes without _v2)")
         code = error if isinstance(error, int) else _RESULTS[error]
         order = layout.FaultOrder(
             call=call.encode(),
@@ -300,6 +305,12 @@ class SimWorld:
             operation_pid=view.operation_pid,
             uses=tuple(name for bit, name in ((1, "uvm"), (2, "ipc")) if view.flags & bit),
         )
+
+
+def _memory_folder() -> str | None:
+    """A folder in memory with room for a test's GPUs (containers often have 64 MB there), or None."""
+    shm = "/dev/shm"
+    return shm if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= 1 << 30 else None
 
 
 def _each(value: Any, i: int) -> Any:

@@ -17,18 +17,23 @@ typedef struct {
 
 static int is_alive(int pid, const Process *target) { return process_start_time(pid) == target->start_time; }
 
-/* One command at a time; waits for one that a dead caller left running. */
+static int in_state(const Process *target, int state) { return atomic_load(&target->state) == state; }
+
+/* One command at a time, its state checked when its turn comes; waits for one that a dead caller left running. */
 CUresult command_send(Process *target, int pid, Command request) {
     Command *command = &target->command;
     CUresult result = CUDA_ERROR_OPERATING_SYSTEM; /* the target died */
     robust_lock(&target->command_mutex);
     for (uint32_t done; (done = atomic_load(&command->done)) != atomic_load(&command->posted) && is_alive(pid, target);)
         futex_wait(&command->done, done, WAIT_NS);
-    if (is_alive(pid, target)) {
+    if (is_alive(pid, target) && !in_state(target, request.from_state)) {
+        result = CUDA_ERROR_ILLEGAL_STATE;
+    } else if (is_alive(pid, target)) {
         uint32_t done = atomic_load(&command->done);
         command->kind = request.kind;
         command->fault = request.fault;
         command->caller = getpid();
+        command->from_state = request.from_state;
         command->next_state = request.next_state;
         command->deadline = request.deadline;
         memcpy(command->new_gpu, request.new_gpu, sizeof command->new_gpu);
@@ -73,8 +78,8 @@ static CUresult end(Request *request, CUresult result) {
     return result;
 }
 
-static Command command_of(const Request *request, int kind) {
-    Command command = {.kind = kind, .fault = -1};
+static Command command_of(const Request *request, int kind, int from_state) {
+    Command command = {.kind = kind, .fault = -1, .from_state = from_state};
     if (request->fault >= 0 && request->ordered.point == POINT_MIDDLE) command.fault = request->fault;
     for (int i = 0; i < MAX_GPUS; i++) command.new_gpu[i] = i;
     return command;
@@ -86,8 +91,6 @@ static int unsupported(const Process *target) {
         if (sim.world->gpu[target->allocation[i].gpu].mig) return 1;
     return 0;
 }
-
-static int in_state(const Process *target, int state) { return atomic_load(&target->state) == state; }
 
 EXPORT CUresult cuCheckpointProcessGetState(int pid, int *state) {
     Request request;
@@ -112,7 +115,7 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args) {
     if (result == CUDA_SUCCESS && sim.world->refuse_at_lock && unsupported(request.target))
         result = CUDA_ERROR_NOT_SUPPORTED;
     if (result == CUDA_SUCCESS) {
-        Command command = command_of(&request, COMMAND_LOCK);
+        Command command = command_of(&request, COMMAND_LOCK, RUNNING);
         if (args && args->timeoutMs) command.deadline = monotonic_ns() + args->timeoutMs * 1000000ull;
         result = command_send(request.target, pid, command);
     }
@@ -124,7 +127,7 @@ EXPORT CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args)
     (void)args;
     CUresult result = begin(&request, "cuCheckpointProcessUnlock", pid);
     if (result == CUDA_SUCCESS && !in_state(request.target, LOCKED)) result = CUDA_ERROR_ILLEGAL_STATE;
-    if (result == CUDA_SUCCESS) result = command_send(request.target, pid, command_of(&request, COMMAND_UNLOCK));
+    if (result == CUDA_SUCCESS) result = command_send(request.target, pid, command_of(&request, COMMAND_UNLOCK, LOCKED));
     return end(&request, result);
 }
 
@@ -142,7 +145,7 @@ EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArg
     if (result == CUDA_SUCCESS && !in_state(request.target, LOCKED)) result = CUDA_ERROR_ILLEGAL_STATE;
     if (result == CUDA_SUCCESS && unsupported(request.target)) result = CUDA_ERROR_NOT_SUPPORTED;
     if (result == CUDA_SUCCESS) {
-        Command command = command_of(&request, out ? COMMAND_PREPARE : COMMAND_CHECKPOINT);
+        Command command = command_of(&request, out ? COMMAND_PREPARE : COMMAND_CHECKPOINT, LOCKED);
         command.next_state = CHECKPOINTING;
         if (out) result = custom_contexts(request.target, command.new_gpu);
         if (result == CUDA_SUCCESS) result = command_send(request.target, pid, command);
@@ -179,9 +182,9 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *arg
     CUresult result = begin(&request, "cuCheckpointProcessRestore", pid);
     if (result == CUDA_SUCCESS && out) result = custom_allowed(pid);
     if (result == CUDA_SUCCESS && !in_state(request.target, CHECKPOINTED)) result = CUDA_ERROR_ILLEGAL_STATE;
-    if (result == CUDA_SUCCESS && !sim.world->persistence && !sim.initialized) result = CUDA_ERROR_NOT_INITIALIZED;
+    if (result == CUDA_SUCCESS && !sim.world->persistence && !(sim.initialized && sim.pid == getpid())) result = CUDA_ERROR_NOT_INITIALIZED;
     if (result == CUDA_SUCCESS) {
-        Command command = command_of(&request, out ? COMMAND_PREPARE : COMMAND_RESTORE);
+        Command command = command_of(&request, out ? COMMAND_PREPARE : COMMAND_RESTORE, CHECKPOINTED);
         command.next_state = RESTORING;
         /* Bytes come from where the checkpoint put them: the documentation has no mixed pair. */
         if (request.target->checkpoint_kind != (out ? KIND_CUSTOM : KIND_HOST)) result = CUDA_ERROR_INVALID_VALUE;

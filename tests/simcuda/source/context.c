@@ -9,6 +9,7 @@
 #define STACK_DEPTH 64
 static _Thread_local Context *stack[STACK_DEPTH];
 static _Thread_local int depth;
+static pthread_mutex_t primary_mutex = PTHREAD_MUTEX_INITIALIZER; /* retain, release and reset, one at a time */
 
 Context *context_current(void) { return depth ? stack[depth - 1] : NULL; }
 void context_forget_thread(void) { depth = 0; }
@@ -113,8 +114,7 @@ void context_destroy(Context *context) {
 API(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * out, CUdevice ordinal), (out, ordinal)) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     if (ordinal < 0 || ordinal >= sim.gpus) return CUDA_ERROR_INVALID_DEVICE;
-    static pthread_mutex_t creating = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&creating);
+    pthread_mutex_lock(&primary_mutex);
     Context *context = &sim.primary[ordinal];
     context->primary = 1;
     CUresult result = context->alive ? CUDA_SUCCESS : context_create(context, ordinal);
@@ -122,21 +122,26 @@ API(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * out, CUde
         context->references++;
         *out = context;
     }
-    pthread_mutex_unlock(&creating);
+    pthread_mutex_unlock(&primary_mutex);
     return result;
 }
 
 API(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", (CUdevice ordinal), (ordinal)) {
     if (ordinal < 0 || ordinal >= sim.gpus) return CUDA_ERROR_INVALID_DEVICE;
     Context *context = &sim.primary[ordinal];
-    if (!context->alive || !context->references) return CUDA_ERROR_INVALID_CONTEXT;
-    if (--context->references == 0) context_destroy(context);
-    return CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&primary_mutex);
+    if (!context->alive || !context->references) result = CUDA_ERROR_INVALID_CONTEXT;
+    else if (--context->references == 0) context_destroy(context);
+    pthread_mutex_unlock(&primary_mutex);
+    return result;
 }
 
 API(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", (CUdevice ordinal), (ordinal)) {
     if (ordinal < 0 || ordinal >= sim.gpus) return CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&primary_mutex);
     if (sim.primary[ordinal].alive) context_destroy(&sim.primary[ordinal]);
+    pthread_mutex_unlock(&primary_mutex);
     return CUDA_SUCCESS;
 }
 

@@ -92,6 +92,7 @@ static CUresult complete(Operation *operation, int fault) {
         return result;
     }
     Command command = {.kind = COMMAND_FINISH, .fault = fault, .next_state = operation->end_state};
+    command.from_state = operation->end_state == CHECKPOINTED ? CHECKPOINTING : RESTORING;
     result = command_send(operation->target, operation->pid, command);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_OPERATING_SYSTEM) {
         if (result != CUDA_SUCCESS) operation->target->operation_pid = 0; /* dead: nobody maps its memory now */

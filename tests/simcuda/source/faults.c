@@ -47,7 +47,10 @@ CUresult fault_act(World *world, int index, int caller, int target) {
         if (process) atomic_store(&process->state, fault->state);
         world_unlock(world);
     }
-    if (fault->kill_target && target) kill(target, SIGKILL);
+    if (fault->kill_target && target) {
+        kill(target, SIGKILL);
+        while (process_start_time(target)) usleep(1000); /* the rest of the call finds it dead */
+    }
     if (fault->kill_caller) kill(caller, SIGKILL);
     return fault->error;
 }

@@ -208,7 +208,7 @@ API(cuMemFree_v2, "cuMemFree", (CUdeviceptr address), (address)) {
     Context *context;
     CUresult result = context_needed(&context);
     if (result != CUDA_SUCCESS || !address) return result;
-    streams_wait_all(NULL, 0); /* cuMemFree waits for the device */
+    streams_wait_all(context, 0); /* cuMemFree waits for what may still use it */
     result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&sim.mutex);
     Segment *segment = segment_at(address);

@@ -183,6 +183,7 @@ EXPORT void simcuda_reset(void) {
         pthread_cond_broadcast(&sim.progress);
         while (sim.in_flight) process_wait();
         pthread_mutex_unlock(&sim.mutex);
+        atomic_fetch_add(&sim.process->command.posted, 1); /* a command of kind 0: look again */
         futex_wake(&sim.process->command.posted);
         pthread_join(sim.restore_thread, NULL);
         operations_forget();

@@ -4,6 +4,7 @@ import os
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -11,7 +12,7 @@ from contents import contents  # type: ignore[import-not-found]
 from cuda.bindings import driver
 
 
-def call(answer):
+def call(answer: tuple[Any, ...]) -> Any:
     status, *values = answer
     if status != driver.CUresult.CUDA_SUCCESS:
         raise SystemExit(f"sums.py: the driver answered {status.name}")
