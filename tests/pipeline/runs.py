@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import pytest
 
 from ckptpipe.pipeline.context import GraphContext, graph_context
+from ckptpipe.pipeline.loop import new_event_loop
 from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.sinks import image
 from ckptpipe.storage_backends.abc import Backend, BackendContext
@@ -24,7 +26,10 @@ TIGHT = Settings(chunk_bytes=64 * KIB, ring_bytes=8 * 64 * KIB, workers=1, codec
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work)
+    """On the loop that commands run on (uvloop), or asyncio's own where CKPTPIPE_TEST_LOOP asks for it."""
+    factory = None if os.environ.get("CKPTPIPE_TEST_LOOP") == "asyncio" else new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
 
 
 def in_context(body: Callable[[GraphContext], Coroutine[Any, Any, T]], settings: Settings = SMALL) -> T:
