@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 
 import aiohttp.payload
 from aiohttp.abc import AbstractStreamWriter
 
 from ckptpipe.pyx.staging import Lease
 
-# One write to the transport. uvloop queues views as they are; asyncio before 3.12 copies what the socket
-# does not take at once, so pieces stay near the size of a socket's buffer. A piece is also the grain of the
-# progress that the stall time-out sees.
-_PIECE = 1 << 20
+# One write to the transport. uvloop queues a view as it is, whatever its size; asyncio before 3.12 copies
+# what the socket does not take at once, so there pieces stay near the size of a socket's buffer.
+_PIECE = 8 << 20
+_PIECE_COPIED = 1 << 18
 
 
 class PartBody(aiohttp.payload.Payload):
-    """``ranges``: (lease, bytes of it) in order. ``on_progress`` is called after each piece is queued.
+    """``ranges``: (lease, bytes of it) in order.
 
     Views are taken from the leases for one attempt at a time: `begin` before, `end` after, so that a lease
     can be released when the answer is there. What the transport still queues keeps its own hold.
@@ -33,7 +34,6 @@ class PartBody(aiohttp.payload.Payload):
         self._views: list[memoryview] = []
         self.sha256 = sha256  # of the whole body in hex, where payloads are signed
         self._transport: asyncio.Transport | None = None
-        self.on_progress: Callable[[], object] | None = None
         self.sent = 0  # bytes queued by the attempt that runs
         self.times = 0  # how often sending began: aiohttp sends again by itself where a kept connection broke
         self._position = 0
@@ -105,14 +105,20 @@ class PartBody(aiohttp.payload.Payload):
         send_headers = getattr(writer, "send_headers", None)
         if send_headers is not None:
             send_headers()
+        piece = _PIECE if _queues_views() else _PIECE_COPIED
         for view in self._views:
-            for start in range(0, len(view), _PIECE):
-                piece = view[start : start + _PIECE]
-                await writer.write(piece)
-                self.sent += len(piece)
+            for start in range(0, len(view), piece):
+                queued = view[start : start + piece]
+                await writer.write(queued)
+                self.sent += len(queued)
                 await writer.drain()
-                if self.on_progress is not None:
-                    self.on_progress()
+
+    def on_the_wire(self) -> int:
+        """Bytes that the kernel has taken: what the stall time-out watches."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return self.sent
+        return self.sent - transport.get_write_buffer_size()
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         raise TypeError("the body of a part is not text")
@@ -139,3 +145,7 @@ async def hash_ranges(ranges: Sequence[tuple[Lease, int]]) -> str:
     from ckptpipe.storage_backends.shielded import shielded
 
     return await shielded(asyncio.to_thread(sha256_of, ranges))
+
+
+def _queues_views() -> bool:
+    return sys.version_info >= (3, 12) or type(asyncio.get_running_loop()).__module__.startswith("uvloop")

@@ -275,7 +275,7 @@ def _create(session: AioSession, options: S3Options, region: str | None, style: 
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"addressing_style": style, "payload_signing_enabled": options.payload_signing == "on"},
-        user_agent_extra="ckptpipe",
+        user_agent="ckptpipe",  # botocore composes its own letter by letter, for every request
         connector_args={
             "keepalive_timeout": _KEEPALIVE,
             "socket_factory": _socket_factory(options.stall_timeout),

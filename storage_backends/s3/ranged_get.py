@@ -14,6 +14,7 @@ from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
 from ckptpipe.storage_backends.s3.connections import Connections, Origin
 from ckptpipe.storage_backends.s3.errors import Fault, from_answer, parse_error_body
 from ckptpipe.storage_backends.s3.signing import Signing, Unsignable
+from ckptpipe.storage_backends.s3.watch import Watch
 from ckptpipe.storage_backends.s3.wire import Answer, StaleConnection, Wire
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -141,7 +142,7 @@ class RangedGet:
         keep = False
         try:
             async with asyncio.timeout(self._client.options.stall_timeout) as deadline:
-                with _Watch(wire, deadline, self._client.options.stall_timeout):
+                with Watch(wire.bytes_moved, deadline, self._client.options.stall_timeout):
                     answer = await wire.ask(request)
                     try:
                         if answer.status in (200, 206):
@@ -250,31 +251,6 @@ class RangedGet:
                     deadline.reschedule(loop.time() + stall)
             finally:
                 body.close()
-
-
-class _Watch:
-    """Moves the deadline as long as bytes come: looked at four times a time-out, not at every read."""
-
-    def __init__(self, wire: Wire, deadline: asyncio.Timeout, stall_timeout: float) -> None:
-        self._wire = wire
-        self._deadline = deadline
-        self._stall = stall_timeout
-        self._loop = asyncio.get_running_loop()
-        self._seen = wire.moved
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __enter__(self) -> None:
-        self._timer = self._loop.call_later(self._stall / 4, self._look)
-
-    def __exit__(self, *exc: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        if self._wire.moved != self._seen and not self._deadline.expired():
-            self._seen = self._wire.moved
-            self._deadline.reschedule(self._loop.time() + self._stall)
-        self._timer = self._loop.call_later(self._stall / 4, self._look)
 
 
 def _truncated(wanted: _Range, size: int | None) -> ObjectTruncated:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from urllib.parse import parse_qs, urlsplit
-
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
 
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.connections import Origin
+from ckptpipe.storage_backends.s3.sigv4 import Signer
 
 _KEPT = 1024  # objects whose place is remembered
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an object's GETs go. ``region`` "": unsigned. ``url`` has no query and no secret."""
+    """Where an object's GETs go. ``path`` is percent-encoded. ``region`` "": unsigned."""
 
     origin: Origin
-    url: str
     path: str
     region: str
     service: str
@@ -34,6 +32,7 @@ class Signing:
     def __init__(self, client: S3Client, bucket: str) -> None:
         self._client = client
         self._bucket = bucket
+        self._signer = Signer()
         self._targets: OrderedDict[str, Target] = OrderedDict()
 
     def forget(self) -> None:
@@ -54,10 +53,8 @@ class Signing:
         if self._client.options.expected_bucket_owner:
             headers["x-amz-expected-bucket-owner"] = self._client.options.expected_bucket_owner
         if target.region:
-            request = AWSRequest(method="GET", url=target.url, headers=headers)
             frozen = await self._client.credentials.get_frozen_credentials()
-            S3SigV4Auth(frozen, target.service, target.region).add_auth(request)
-            headers = dict(request.headers.items())
+            self._signer.sign(target.path, headers, frozen, target.region, target.service, datetime.now(UTC))
         lines = [f"GET {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return target.origin, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
@@ -78,7 +75,6 @@ class Signing:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
         target = Target(
             Origin(parts.scheme, parts.hostname or "", port),
-            f"{parts.scheme}://{parts.netloc}{parts.path}",
             parts.path or "/",
             region,
             service,

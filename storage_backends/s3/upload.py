@@ -15,6 +15,7 @@ from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound, Stora
 from ckptpipe.storage_backends.s3.body import PartBody, hash_ranges
 from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
 from ckptpipe.storage_backends.s3.part import Part
+from ckptpipe.storage_backends.s3.watch import Watch
 
 _COMPLETE_WITHIN = 600.0  # seconds; a store may copy all parts together
 _ABORT_TRIES = 10
@@ -48,7 +49,6 @@ async def send_body(
     client: S3Client, operation: str, what: str, part: Part, crc32c: int, parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
     """PUT the bytes of ``part``; retried as a whole, given up when it makes no progress."""
-    loop = asyncio.get_running_loop()
     stall = client.options.stall_timeout
     body = PartBody(part.ranges())
     tries = client.attempts()
@@ -62,14 +62,9 @@ async def send_body(
         async with client.pace:
             try:
                 async with asyncio.timeout(stall) as deadline:
-
-                    def progress(deadline: asyncio.Timeout = deadline) -> None:
-                        if not deadline.expired():
-                            deadline.reschedule(loop.time() + stall)
-
-                    body.on_progress = progress
                     body.begin()
-                    answer: dict[str, Any] = await getattr(client.api, operation)(**made)
+                    with Watch(body.on_the_wire, deadline, stall):
+                        answer: dict[str, Any] = await getattr(client.api, operation)(**made)
             except REQUEST_ERRORS as error:
                 if not isinstance(error, ClientError) or body.sent < part.nbytes:
                     body.cut()
@@ -82,7 +77,6 @@ async def send_body(
                 confirm_checksum(client, answer, what, crc32c, asked="ChecksumCRC32C" in made)
                 return answer
             finally:
-                body.on_progress = None
                 body.end()
                 client.facts.retries += max(0, body.times - before - 1)
         if not client.adapt(fault, made):

@@ -54,11 +54,15 @@ class Wire(asyncio.BufferedProtocol):
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._used = False
         self._into_view = False
-        self.moved = 0  # bytes received since ever: the watchdog's measure
+        self._moved = 0
 
     @property
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    def bytes_moved(self) -> int:
+        """Received since ever."""
+        return self._moved
 
     # The caller's side.
 
@@ -169,7 +173,7 @@ class Wire(asyncio.BufferedProtocol):
         return self._space
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.moved += nbytes
+        self._moved += nbytes
         if self._into_view:
             self._arrived(nbytes)
             return

@@ -1,0 +1,71 @@
+"""AWS Signature Version 4 for requests without a body and query: what a ranged GET needs, and no more.
+
+botocore's signer costs half a millisecond a request, most of it header objects; a read of 100 GB/s is
+12,000 requests a second. The algorithm is that of "Signature Version 4 signing process" in the AWS
+documentation; a test compares it with botocore's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    secret_key: str
+    date: str
+    region: str
+    service: str
+
+    def __repr__(self) -> str:
+        return f"<scope {self.date}/{self.region}/{self.service}>"
+
+    def key(self) -> bytes:
+        made = f"AWS4{self.secret_key}".encode()
+        for part in (self.date, self.region, self.service, "aws4_request"):
+            made = _hmac(made, part)
+        return made
+
+
+class Signer:
+    """Keeps the derived key of the day."""
+
+    def __init__(self) -> None:
+        self._scope: _Scope | None = None
+        self._key = b""
+
+    def sign(
+        self, path: str, headers: dict[str, str], credentials: Any, region: str, service: str, now: datetime
+    ) -> None:
+        """Add to ``headers`` (with ``Host``) what authenticates ``GET path``. ``credentials``: botocore's frozen
+        ones. ``now``: UTC."""
+        stamp = now.strftime("%Y%m%dT%H%M%SZ")
+        scope = _Scope(credentials.secret_key, stamp[:8], region, service)
+        if scope != self._scope:
+            self._scope, self._key = scope, scope.key()
+        headers["X-Amz-Date"] = stamp
+        headers["X-Amz-Content-SHA256"] = EMPTY_SHA256
+        if credentials.token:
+            headers["X-Amz-Security-Token"] = credentials.token
+        signed = sorted((name.lower(), value) for name, value in headers.items() if name != "User-Agent")
+        names = ";".join(name for name, _ in signed)
+        canonical = "\n".join(
+            ["GET", path, "", *(f"{name}:{value.strip()}" for name, value in signed), "", names, EMPTY_SHA256]
+        )
+        where = f"{scope.date}/{region}/{service}/aws4_request"
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        signature = _hmac(self._key, f"AWS4-HMAC-SHA256\n{stamp}\n{where}\n{digest}").hex()
+        headers["Authorization"] = (
+            f"AWS4-HMAC-SHA256 Credential={credentials.access_key}/{where}, "
+            f"SignedHeaders={names}, Signature={signature}"
+        )
+
+
+def _hmac(key: bytes, text: str) -> bytes:
+    return hmac.digest(key, text.encode(), "sha256")
