@@ -1,0 +1,293 @@
+"""`Controller`: saves, restores and recovers GPU processes, through the controller that runs or in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+from ckptpipe.pipeline import build
+from ckptpipe.pipeline.controller import client, places
+from ckptpipe.pipeline.controller.actions import Actions, HeldTarget, NoteCallback, close_all
+from ckptpipe.pipeline.controller.errors import ControllerUnavailable, JobNotFound
+from ckptpipe.pipeline.controller.jobs import JobSummary
+from ckptpipe.pipeline.controller.pidfds import open_pidfd
+from ckptpipe.pipeline.controller.records import from_json
+from ckptpipe.pipeline.controller.requests import (
+    LOCK_TIMEOUT,
+    CancelRequest,
+    Capture,
+    JobsRequest,
+    Leave,
+    RecoverRequest,
+    Request,
+    RestoreRequest,
+    SaveRequest,
+    StateRequest,
+    Verb,
+    VerbRequest,
+)
+from ckptpipe.pipeline.controller.target_report import TargetReport
+from ckptpipe.pipeline.progress import ProgressCallback
+from ckptpipe.pipeline.result import ReadResult, SaveResult
+from ckptpipe.pipeline.settings import Settings
+from ckptpipe.pipeline.spec import SinkSpec
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.cuda.recovery import RecoverResult
+
+T = TypeVar("T")
+
+Where = Literal["auto", "controller", "here"]
+Pids = int | Sequence[int]
+Sinks = str | os.PathLike[str] | SinkSpec | Sequence[str | os.PathLike[str] | SinkSpec]
+
+
+class Controller(ABC):
+    """Made by `connect`; an asynchronous context. Several calls may run at a time, over different processes."""
+
+    @staticmethod
+    async def connect(
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        where: Where = "auto",
+        note: NoteCallback | None = None,
+    ) -> Controller:
+        """The controller that runs (``where`` auto), or one of this process where none does.
+
+        ``where`` controller: ControllerUnavailable where none runs. here: this process in any case.
+        ``socket``: of the controller, default that of this user; with it, one has to run. ``note`` gets one line
+        for what the user should know before anything is touched.
+        Raises ControllerRefused where the runtime directory is not to be trusted, ControllerMismatch where the
+        controller is of another version.
+        """
+        path = Path(socket) if socket is not None else None
+        if where != "here":
+            try:
+                pid = await client.greet(path)
+            except ControllerUnavailable:
+                if where == "controller" or path is not None:
+                    raise
+            else:
+                return RemoteController(path, pid, note)
+        from ckptpipe.pipeline.controller.driver_actions import DriverActions
+
+        return LocalController(DriverActions(), note)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """Who does the work, for messages."""
+
+    async def state(self, pids: Pids) -> tuple[TargetReport, ...]:
+        """In what state processes are, who works on them, and what can be done."""
+        return await self._typed(tuple[TargetReport, ...], StateRequest(), pids)
+
+    async def save(
+        self,
+        pids: Pids,
+        *,
+        to: Sinks,
+        name: str = "",
+        compress: str = "none",
+        overwrite: bool = False,
+        leave: Leave = "running",
+        capture: Capture = "auto",
+        lock_timeout: float = LOCK_TIMEOUT,
+        settings: Settings | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> SaveResult:
+        """Save the GPU state of processes as one image, to every URL of ``to``.
+
+        ``leave``: running (a snapshot, they go on) or checkpointed (their GPUs are free afterwards).
+        Raises what `ckptpipe.save` raises, TargetError before a process was touched, CaptureFailed after that.
+        """
+        request = SaveRequest(
+            sinks=_sinks(to),
+            name=name,
+            compress=compress,
+            overwrite=overwrite,
+            leave=leave,
+            capture=capture,
+            lock_timeout=lock_timeout,
+            settings=settings or Settings(),
+        )
+        return await self._typed(SaveResult, request, pids, progress)
+
+    async def restore(
+        self,
+        url: str,
+        pids: Pids,
+        *,
+        device_map: Mapping[str, str] | None = None,
+        expect_digest: str = "",
+        options: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> ReadResult:
+        """Put the image at ``url`` back into processes that are checkpointed; they go on where they stopped."""
+        request = RestoreRequest(
+            url=url,
+            options=dict(options or {}),
+            device_map=dict(device_map or {}),
+            expect_digest=expect_digest,
+            settings=settings or Settings(),
+        )
+        return await self._typed(ReadResult, request, pids, progress)
+
+    async def recover(
+        self,
+        pid: int,
+        *,
+        to: Sinks | None = None,
+        name: str = "",
+        compress: str = "none",
+        overwrite: bool = False,
+        leave: Literal["", "running", "checkpointed"] = "",
+        options: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> RecoverResult:
+        """Bring a process on from the state in which a save or a restore left it; see `cuda.recovery.recover`.
+
+        ``to``: save first what is still on its GPU. CaptureFailed says what is possible where this is not.
+        """
+        from ckptpipe.pipeline.cuda.recovery import RecoverResult
+
+        request = RecoverRequest(
+            sinks=_sinks(to) if to is not None else (),
+            name=name,
+            compress=compress,
+            overwrite=overwrite,
+            leave=leave,
+            options=dict(options or {}),
+            settings=settings or Settings(),
+        )
+        return await self._typed(RecoverResult, request, pid, progress)
+
+    async def act(self, verb: Verb, pid: int, *, timeout: float = LOCK_TIMEOUT) -> TargetReport:
+        """One step of the driver's state machine by hand, as ``cuda-checkpoint --action``. ``restore`` is the
+        driver's own, without an image. Nothing is undone where it fails."""
+        return await self._typed(TargetReport, VerbRequest(verb, timeout), pid)
+
+    @abstractmethod
+    async def jobs(self) -> tuple[JobSummary, ...]:
+        """The jobs of the controller that run now."""
+
+    @abstractmethod
+    async def cancel(self, job: int) -> JobSummary:
+        """Have a job cancelled, and wait until it has cleaned up. JobNotFound where none of that number runs."""
+
+    @abstractmethod
+    async def aclose(self) -> None: ...
+
+    @abstractmethod
+    async def _perform(
+        self, request: Request, targets: Sequence[HeldTarget], progress: ProgressCallback | None
+    ) -> Any: ...
+
+    @abstractmethod
+    def _result(self, kind: type[T], found: Any) -> T: ...
+
+    async def _typed(
+        self, kind: type[T], request: Request, pids: Pids, progress: ProgressCallback | None = None
+    ) -> T:
+        with _held(pids) as targets:
+            return self._result(kind, await self._perform(request, targets, progress))
+
+
+class RemoteController(Controller):
+    """Asks the controller that runs. Nothing stays open between two calls."""
+
+    def __init__(self, path: Path | None, pid: int, note: NoteCallback | None) -> None:
+        self.pid = pid
+        self._path = path
+        self._note = note
+
+    @property
+    def description(self) -> str:
+        return f"the controller, pid {self.pid}"
+
+    async def _perform(
+        self, request: Request, targets: Sequence[HeldTarget], progress: ProgressCallback | None
+    ) -> Any:
+        for text in places.notes_of(request):
+            self._tell(text)
+        return await client.ask(self._path, request, targets, progress=progress, note=self._tell)
+
+    def _tell(self, text: str) -> None:
+        if self._note is not None:
+            self._note(text)
+
+    def _result(self, kind: type[T], found: Any) -> T:
+        return from_json(kind, found, "result")
+
+    async def jobs(self) -> tuple[JobSummary, ...]:
+        return from_json(tuple[JobSummary, ...], await client.ask(self._path, JobsRequest(), ()), "jobs")
+
+    async def cancel(self, job: int) -> JobSummary:
+        return from_json(JobSummary, await client.ask(self._path, CancelRequest(job), ()), "job")
+
+    async def aclose(self) -> None:
+        return
+
+
+class LocalController(Controller):
+    """Does the work in this process. CUDA is initialised by the first call that needs it."""
+
+    def __init__(self, actions: Actions, note: NoteCallback | None) -> None:
+        self._actions = actions
+        self._note = note
+
+    @property
+    def description(self) -> str:
+        return "this process: no controller runs"
+
+    async def _perform(
+        self, request: Request, targets: Sequence[HeldTarget], progress: ProgressCallback | None
+    ) -> Any:
+        return await self._actions.perform(request, targets, progress or _unshown, self._note or _unshown)
+
+    def _result(self, kind: type[T], found: Any) -> T:
+        result: T = found
+        return result
+
+    async def jobs(self) -> tuple[JobSummary, ...]:
+        return ()
+
+    async def cancel(self, job: int) -> JobSummary:
+        raise JobNotFound(
+            "no controller runs, so there are no jobs", cure="end the process that works instead"
+        )
+
+    async def aclose(self) -> None:
+        await self._actions.aclose()
+
+
+def _unshown(_: object) -> None:
+    """Progress and notes of a call that asked for neither."""
+
+
+def _sinks(to: Sinks) -> tuple[SinkSpec, ...]:
+    return build.sink_specs(to, "none")[1]
+
+
+@contextlib.contextmanager
+def _held(pids: Pids) -> Iterator[tuple[HeldTarget, ...]]:
+    """Pidfds of the processes that have these ids now, for the length of one call."""
+    targets: list[HeldTarget] = []
+    try:
+        for pid in (pids,) if isinstance(pids, int) else pids:
+            targets.append(HeldTarget(pid, open_pidfd(pid)))  # noqa: PERF401 - closed one by one where one fails
+        yield tuple(targets)
+    finally:
+        close_all(targets)
