@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ckptpipe.pipeline.codecs import CODEC_NAMES
 from ckptpipe.pipeline.codecs.zstd import ZstdCodec
@@ -97,6 +99,21 @@ class Index:
     def in_storage_order(self, streams: Sequence[int] | None = None) -> Iterator[ChunkRecord]:
         """The rows of the streams (of all where None) as their bytes lie, object by object, front to back;
         zero chunks first. Takes 48 bytes a row while it runs."""
+        return self._records_of(self._keys(streams))
+
+    def by_object(
+        self, streams: Sequence[int] | None, objects: int
+    ) -> tuple[Iterator[ChunkRecord], list[Iterator[ChunkRecord]]]:
+        """`in_storage_order` in parts: the zero chunks, and the rows of each of the ``objects``."""
+        keys = self._keys(streams)
+        starts = [bisect_left(keys, number << 96) for number in range(1, objects + 2)]
+        return (
+            self._records_of(keys, 0, starts[0]),
+            [self._records_of(keys, start, stop) for start, stop in pairwise(starts)],
+        )
+
+    def _keys(self, streams: Sequence[int] | None) -> list[int]:
+        """Sorted numbers that hold object, offset and row number of every row."""
         first = self._first
         chosen = range(len(first) - 1) if streams is None else streams
         table, size, start = self.table, ROW.size, HEADER.size
@@ -110,8 +127,14 @@ class Index:
                     object_number, offset = _PLACE.unpack_from(table, at + _PLACE_AT)
                     keys.append((object_number + 1) << 96 | offset << 32 | number)
         keys.sort()
-        for key in keys:
-            yield self._record(ROW.unpack_from(table, start + (key & 0xFFFF_FFFF) * size))
+        return keys
+
+    def _records_of(
+        self, keys: Sequence[int], start: int = 0, stop: int | None = None
+    ) -> Iterator[ChunkRecord]:
+        for position in range(start, len(keys) if stop is None else stop):
+            row = HEADER.size + (keys[position] & 0xFFFF_FFFF) * ROW.size
+            yield self._record(ROW.unpack_from(self.table, row))
 
     def statistics(self) -> dict[str, CodecStatistics]:
         """Chunks and bytes by how they are stored: ``zero``, ``none``, ``zstd``, …; several codecs in one

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ckptpipe.pipeline.errors import DigestMismatch, ImageCorrupt, ImageIncomplete, ImageNotFound, UsageError
 from ckptpipe.pipeline.image.entries import ObjectEntry
@@ -60,7 +62,7 @@ class ImageReader:
         positions = {stream.name: position for position, stream in enumerate(self.manifest.streams)}
         chosen = []
         for name in streams:
-            spelled = (name, f"files/{name}", f"host/{name}")
+            spelled = (name, f"files/{name}", f"host/{name}", f"device/{name}")
             position = next((positions[each] for each in spelled if each in positions), None)
             if position is None:
                 raise UsageError(
@@ -72,25 +74,37 @@ class ImageReader:
         return chosen
 
     def extents(self, streams: Sequence[int], limit: int) -> Iterator[Extent | ChunkRecord]:
-        """Zero chunks as they are, stored ones in runs of at most ``limit`` bytes, ordered as they lie.
+        """Zero chunks as they are, then stored ones in runs of at most ``limit`` bytes.
 
-        The order follows the objects, so that a disk or a store is read from front to back.
+        Each lane's objects are read from front to back, all lanes side by side: so every stripe's disk is
+        busy, and a stream whose chunks lie in several lanes is soon complete (its file can be closed).
         """
-        run: Extent | None = None
-        for row in self.index.in_storage_order(streams):
-            if row.zero:
-                yield row
-                continue
-            size = padded(row.stored_bytes)
-            if run is not None:
-                if run.object == row.object and run.end == row.offset and run.nbytes + size <= limit:
-                    run.nbytes += size
-                    run.rows.append(row)
-                    continue
-                yield run
-            run = Extent(row.object, row.offset, size, [row])
+        objects = self.manifest.objects
+        zeros, rows = self.index.by_object(streams, len(objects))
+        lanes: dict[int, list[Iterator[ChunkRecord]]] = {}
+        for entry, of_object in zip(objects, rows, strict=True):
+            lanes.setdefault(entry.lane, []).append(of_object)
+        yield from zeros
+        yield from heapq.merge(
+            *(_runs(chain.from_iterable(parts), limit) for parts in lanes.values()),
+            key=lambda run: (objects[run.object].number, run.offset),
+        )
+
+
+def _runs(rows: Iterable[ChunkRecord], limit: int) -> Iterator[Extent]:
+    """Rows in storage order, joined where they touch."""
+    run: Extent | None = None
+    for row in rows:
+        size = padded(row.stored_bytes)
         if run is not None:
+            if run.object == row.object and run.end == row.offset and run.nbytes + size <= limit:
+                run.nbytes += size
+                run.rows.append(row)
+                continue
             yield run
+        run = Extent(row.object, row.offset, size, [row])
+    if run is not None:
+        yield run
 
 
 async def read_manifest(backend: Backend) -> tuple[Manifest, str]:
