@@ -17,12 +17,22 @@ from ckptpipe.pipeline.blocking import (
     delete_blocking,
     gc_blocking,
     list_images_blocking,
+    recover_blocking,
     restore_blocking,
     run_graph_blocking,
     save_blocking,
     show_blocking,
     verify_blocking,
 )
+from ckptpipe.pipeline.cuda.errors import (
+    CaptureFailed,
+    CaptureUnavailable,
+    CheckpointMismatch,
+    TargetBusy,
+    TargetError,
+    TargetGone,
+)
+from ckptpipe.pipeline.cuda.recovery import RecoverResult, TargetState, recover, target_state
 from ckptpipe.pipeline.errors import (
     ConfigError,
     DigestMismatch,
@@ -51,6 +61,9 @@ if TYPE_CHECKING:
     from ckptpipe.pipeline.config.pipeline import Pipeline
 
 __all__ = [
+    "CaptureFailed",
+    "CaptureUnavailable",
+    "CheckpointMismatch",
     "CkptpipeError",
     "ConfigError",
     "DigestMismatch",
@@ -65,6 +78,7 @@ __all__ = [
     "Pipeline",
     "Progress",
     "ReadResult",
+    "RecoverResult",
     "RestoreConflict",
     "SaveFailed",
     "SaveResult",
@@ -76,6 +90,10 @@ __all__ = [
     "SourceSpec",
     "StageSpec",
     "StorageError",
+    "TargetBusy",
+    "TargetError",
+    "TargetGone",
+    "TargetState",
     "UnsupportedImage",
     "UsageError",
     "__version__",
@@ -87,6 +105,8 @@ __all__ = [
     "gc_blocking",
     "list_images",
     "list_images_blocking",
+    "recover",
+    "recover_blocking",
     "restore",
     "restore_blocking",
     "run_graph",
@@ -95,6 +115,7 @@ __all__ = [
     "save_blocking",
     "show",
     "show_blocking",
+    "target_state",
     "verify",
     "verify_blocking",
 ]

@@ -85,14 +85,14 @@ class GraphContext:
         """What backends are lent. Half of the ring may wait in writers, the other half is being filled."""
         return BackendContext(io=self.io, workers=self.workers, inflight_bytes=self.ring_bytes // 2)
 
-    def make_ring(self, slots: int, slot_bytes: int = 0) -> StagingRing:
-        """One more ring (codec output, packing), closed with the run."""
+    def make_ring(self, slots: int, slot_bytes: int = 0, numa_node: int | None = None) -> StagingRing:
+        """One more ring (codec output, packing, a GPU on another NUMA node), closed with the run."""
         settings = self.settings
         ring = StagingRing(
             max(slots, 1),
             slot_bytes or self.chunk_bytes,
             huge_pages=settings.huge_pages,
-            numa_node=settings.numa_node,
+            numa_node=settings.numa_node if numa_node is None else numa_node,
             lock=settings.lock_memory,
         )
         self._rings.append(ring)

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptpipe.pipeline import build
 from ckptpipe.pipeline.context import GraphContext, Meter, graph_context
@@ -24,23 +24,35 @@ from ckptpipe.pipeline.sinks.files import FilesSink
 from ckptpipe.pipeline.sinks.image import ImageSink
 from ckptpipe.pipeline.sinks.nothing import NothingSink
 from ckptpipe.pipeline.sources.abc import Source
-from ckptpipe.pipeline.sources.image import ImageSource
+from ckptpipe.pipeline.sources.image import Counts, ImageSource
 from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import StoreNotFound
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
 
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.cuda.choice import Capture, Leave, PlanCallback
+    from ckptpipe.pipeline.cuda.driver import CudaDriver
+
 Options = Mapping[str, object]
 
 
 async def save(
-    sources: object,
+    sources: object = None,
     *,
     to: str | os.PathLike[str] | SinkSpec | Sequence[str | os.PathLike[str] | SinkSpec],
     name: str = "",
     compress: str = "none",
     overwrite: bool = False,
+    pid: int | None = None,
+    processes: Sequence[int] = (),
+    leave: Leave = "running",
+    capture: Capture = "auto",
+    lock_timeout: float = 30.0,
+    device_buffers: Mapping[str, Any] | None = None,
+    on_plan: PlanCallback | None = None,
+    driver: CudaDriver | None = None,
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
 ) -> SaveResult:
@@ -49,7 +61,40 @@ async def save(
     ``sources``: a path or several, {name: buffer}, ``"-"`` for standard input, or a `SourceSpec`.
     ``name``: of the image; UTC time and a random part by default. ``compress``: ``none`` or ``zstd[:level]``.
     Raises UsageError, SourceError, ImageExists, StorageError, or SaveFailed; nothing is left behind then.
+
+    In place of sources, the GPU state of a live process (``pid``) or of several that belong together
+    (``processes``), which is left as ``leave`` says: running again, or checkpointed with its GPUs free.
+    ``capture``: auto, custom-storage or driver-image; ``on_plan`` hears what was chosen before anything is
+    touched. ``lock_timeout``: seconds that its work may take to come to a halt. Raises TargetError before the
+    process is touched; a failure after that brings it back to RUNNING, or is a CaptureFailed that names the
+    state it is in and what to do. Or ``device_buffers``: {name: array on a GPU of this process}, each with
+    ``__cuda_array_interface__`` or DLPack. ``driver``: one that the caller keeps open; default: one of its own.
     """
+    pids = [*([pid] if pid is not None else []), *processes]
+    if sum(given is not None for given in (sources, pids or None, device_buffers)) != 1:
+        raise UsageError(
+            "a save is of sources, of a process or of device buffers",
+            cure="give one of sources, pid= (or processes=) and device_buffers=",
+        )
+    common: dict[str, Any] = {
+        "to": to, "name": name, "compress": compress, "overwrite": overwrite, "settings": settings, "progress": progress
+    }  # fmt: skip
+    if pids:
+        from ckptpipe.pipeline.cuda.save import save_processes
+
+        return await save_processes(
+            pids,
+            leave=leave,
+            capture=capture,
+            lock_timeout=lock_timeout,
+            on_plan=on_plan,
+            driver=driver,
+            **common,
+        )
+    if device_buffers is not None:
+        from ckptpipe.pipeline.cuda.buffers import save_device_buffers
+
+        return await save_device_buffers(device_buffers, driver=driver, **common)
     stages, sinks = build.sink_specs(to, compress)
     spec = GraphSpec(build.source_spec(sources), sinks, stages, name, overwrite)
     result = await run_graph(spec, settings=settings, progress=progress)
@@ -67,7 +112,7 @@ async def run_graph(
         return await _run_from_image(spec, settings or Settings(), progress)
     source = build.make_source(spec.source)
     async with graph_context(settings or Settings()) as context:
-        return await _save(spec, source, context, "save", progress)
+        return await save_graph(spec, source, context, "save", progress)
 
 
 async def restore(
@@ -78,6 +123,11 @@ async def restore(
     streams: Sequence[str] | None = None,
     expect_digest: str = "",
     overwrite: bool = False,
+    pid: int | None = None,
+    processes: Sequence[int] = (),
+    device_map: Mapping[str, str] | None = None,
+    device_buffers: Mapping[str, Any] | None = None,
+    driver: CudaDriver | None = None,
     options: Options | None = None,
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
@@ -87,11 +137,34 @@ async def restore(
     ``streams``: only these, by name (``files/`` and ``host/`` may be left out). ``expect_digest``: refuse any
     other image. Files appear under their names only when all of them are whole and verified.
     Raises ImageNotFound, ImageCorrupt and its kinds, RestoreConflict, UsageError, StorageError.
-    """
-    if (to is None) == (buffers is None):
-        raise UsageError("a restore goes to a directory or into buffers", cure="give one of to= and buffers=")
 
-    async with _reading(url, options, settings, expect_digest) as (reader, context):
+    Or into the live, checkpointed process ``pid`` (``processes``) whose present checkpoint it is, which runs
+    again then; ``device_map``: {GPU's old UUID: new UUID}. CheckpointMismatch where image and process do not
+    belong together, CaptureFailed where the process could not be brought back. Or into ``device_buffers``
+    {stream name: array on a GPU of this process}.
+    """
+    pids = [*([pid] if pid is not None else []), *processes]
+    if sum(given is not None for given in (to, buffers, pids or None, device_buffers)) != 1:
+        raise UsageError(
+            "a restore goes to a directory, into buffers, into device buffers or into a process",
+            cure="give one of to=, buffers=, device_buffers= and pid=",
+        )
+    common: dict[str, Any] = {
+        "expect_digest": expect_digest, "options": options, "settings": settings, "progress": progress
+    }  # fmt: skip
+    if pids:
+        from ckptpipe.pipeline.cuda.restore import restore_processes
+
+        return await restore_processes(url, pids, device_map=device_map, driver=driver, **common)
+    if device_map:
+        raise UsageError(
+            "a device map is for restoring into a process", cure="give pid= too, or leave it out"
+        )
+    if device_buffers is not None:
+        from ckptpipe.pipeline.cuda.buffers import restore_device_buffers
+
+        return await restore_device_buffers(url, device_buffers, driver=driver, **common)
+    async with reading(url, options, settings, expect_digest) as (reader, context):
         if buffers is not None:
             known = {name: s.name for s in reader.manifest.streams for name in names_of(s.name)}
             streams = [known.get(name, name) for name in buffers]
@@ -102,7 +175,7 @@ async def restore(
         else:
             assert to is not None
             sink = FilesSink(to, context, overwrite=overwrite)
-        return await _read(source, sink, context, "restore", progress)
+        return await read_graph(source, sink, context, "restore", progress)
 
 
 async def verify(
@@ -114,9 +187,9 @@ async def verify(
     progress: ProgressCallback | None = None,
 ) -> ReadResult:
     """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does."""
-    async with _reading(url, options, settings, expect_digest) as (reader, context):
+    async with reading(url, options, settings, expect_digest) as (reader, context):
         source = ImageSource(reader, decode=True)
-        return await _read(source, NothingSink(), context, "verify", progress)
+        return await read_graph(source, NothingSink(), context, "verify", progress)
 
 
 async def copy(
@@ -163,7 +236,7 @@ async def opened(
 
 
 @asynccontextmanager
-async def _reading(
+async def reading(
     url: str, options: Options | None, settings: Settings | None, expect_digest: str = ""
 ) -> AsyncIterator[tuple[ImageReader, GraphContext]]:
     async with opened(url, options, settings, image=True) as (backend, context):
@@ -177,18 +250,18 @@ async def _run_from_image(
 ) -> SaveResult | ReadResult:
     params = spec.source.params
     digest = params.get("expect_digest", "")
-    async with _reading(params["url"], params.get("options"), settings, digest) as (reader, context):
+    async with reading(params["url"], params.get("options"), settings, digest) as (reader, context):
         files = [sink for sink in spec.sinks if sink.kind == "files"]
         decode = bool(files) or params.get("decode", any(stage.kind == "compress" for stage in spec.stages))
         source = ImageSource(reader, decode=decode, streams=params.get("streams"))
         if len(files) == len(spec.sinks) == 1 and not spec.stages:
             sink = FilesSink(files[0].url, context, overwrite=spec.overwrite)
-            return await _read(source, sink, context, "restore", progress)
+            return await read_graph(source, sink, context, "restore", progress)
         named = spec if spec.image_name else replace(spec, image_name=reader.manifest.name)
-        return await _save(named, source, context, "copy", progress)
+        return await save_graph(named, source, context, "copy", progress)
 
 
-async def _save(
+async def save_graph(
     spec: GraphSpec, source: Source, context: GraphContext, phase: str, progress: ProgressCallback | None
 ) -> SaveResult:
     meter = Meter()
@@ -236,7 +309,7 @@ def _sink_result(node: Node) -> SinkResult:
     return result
 
 
-async def _read(
+async def read_graph(
     source: ImageSource, sink: Sink, context: GraphContext, phase: str, progress: ProgressCallback | None
 ) -> ReadResult:
     meter = Meter()
@@ -248,24 +321,32 @@ async def _read(
     finally:
         await shielded(graph.aclose())
         await shielded(source.aclose())
-    reader = source.reader
-    report, counts = reader.backend.report(), source.counts
+    target = "" if isinstance(sink, NothingSink) else sink.url
+    facts = _facts(context, meter, source)
+    return read_result(source.reader, source.counts, facts, target=target, notes=sink.result().notes)
+
+
+def read_result(
+    reader: ImageReader, counts: Counts, facts: RunFacts, *, target: str = "", notes: Sequence[str] = ()
+) -> ReadResult:
+    """Of anything that read an image."""
+    report = reader.backend.report()
     return ReadResult(
         image_url=reader.url,
         digest=reader.digest,
         save_id=reader.manifest.save_id,
-        raw_bytes=sum(stream.nbytes for stream in source.streams),
+        raw_bytes=counts.raw_bytes,
         stored_bytes=counts.stored_bytes,
-        streams=len(source.streams),
+        streams=counts.streams,
         chunks=counts.chunks,
         zero_chunks=counts.zero_chunks,
         codec_backend="cpu" if counts.decoded else "",
         engine=report.engine,
         direct=report.direct,
         retries=report.retries,
-        facts=_facts(context, meter, source),
-        target="" if isinstance(sink, NothingSink) else sink.url,
-        notes=[*reader.manifest.notes, *report.notes, *sink.result().notes],
+        facts=facts,
+        target=target,
+        notes=[*reader.manifest.notes, *report.notes, *notes],
     )
 
 

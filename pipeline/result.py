@@ -32,8 +32,25 @@ class SinkResult:
 
 
 @dataclass(slots=True)
+class ProcessFacts:
+    """One process of a save or restore. ``state``: where it is now, RUNNING or CHECKPOINTED.
+
+    ``pause_seconds``: from the call that locked it until it ran again; None where it does not run yet.
+    """
+
+    pid: int
+    name: str
+    state: str
+    pause_seconds: float | None = None
+
+
+@dataclass(slots=True)
 class RunFacts:
-    """What a run used. Memory in bytes; ``peak_rss_growth`` is resident memory over that at the start."""
+    """What a run used. Memory in bytes; ``peak_rss_growth`` is resident memory over that at the start.
+
+    ``capture``: the path by which the bytes came: files, buffers, custom-storage, driver-image, …; with
+    " (simulated)" where the driver is a simulation. ``pause_seconds``: the longest of ``processes``.
+    """
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -44,6 +61,8 @@ class RunFacts:
     loop: str = ""  # uvloop | asyncio
     capture: str = "files"
     notes: list[str] = field(default_factory=list)
+    pause_seconds: float | None = None
+    processes: list[ProcessFacts] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ SOURCE = "source"  # the name under which stages and sinks read the source itsel
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
     """``kind``: files (``paths``), stdin (``name`` of the stream), image (``url``), synthetic (``bytes``,
-    ``pattern``), buffers (Python only). ``params`` belong to the kind."""
+    ``pattern``), buffers, process, device (Python only). ``params`` belong to the kind."""
 
-    kind: Literal["files", "stdin", "image", "synthetic", "buffers"]
+    kind: Literal["files", "stdin", "image", "synthetic", "buffers", "process", "device"]
     params: Mapping[str, Any] = field(default_factory=dict)
 
 

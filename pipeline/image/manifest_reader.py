@@ -194,6 +194,7 @@ def _stream_kind(fields: Fields, name: str) -> StreamKind:
     fitting = {
         "files": ("file",),
         "host": ("buffer", "stdin"),
+        "device": ("gpu",),
         "proc": ("gpu",) if "/gpu/" in name else ("driver",),
     }[name.partition("/")[0]]
     if kind not in fitting:

@@ -22,7 +22,7 @@ TARGET_MAX_BYTES = 4095  # of a symbolic link's target, unescaped: PATH_MAX with
 
 _ESCAPED = re.compile("[%\x00-\x1f\x7f-\x9f\u2028\u2029\udc80-\udcff]")
 _PERCENT = re.compile(rb"%([0-9A-F]{2})")
-_FILES, _HOST = "files/", "host/"
+_FILES, _HOST, _DEVICE = "files/", "host/", "device/"
 _PROCESS = re.compile(
     r"proc/(?:0|[1-9][0-9]{0,5})/(?:gpu/[A-Za-z0-9-]{1,64}|driver/(?:0|[1-9][0-9]{0,5}))", re.ASCII
 )
@@ -56,6 +56,11 @@ def file_stream(path: str | bytes | os.PathLike[str]) -> str:
 def host_stream(name: str) -> str:
     """The stream name of a buffer or of stdin."""
     return check_stream_name(_HOST + escape(os.fsencode(name)))
+
+
+def device_stream(name: str) -> str:
+    """The stream name of a buffer in device memory."""
+    return check_stream_name(_DEVICE + escape(os.fsencode(name)))
 
 
 def relative_path(name: str) -> bytes:
@@ -100,10 +105,10 @@ def check_stream_name(name: str) -> str:
     check_path(name, "stream name")
     if _PROCESS.fullmatch(name):
         return name
-    if not name.startswith((_FILES, _HOST)):
+    if not name.startswith((_FILES, _HOST, _DEVICE)):
         raise ValueError(
-            f"stream name {name[:200]!a} is none of files/<path>, host/<name>, proc/<k>/gpu/<uuid>, "
-            "proc/<k>/driver/<n>"
+            f"stream name {name[:200]!a} is none of files/<path>, host/<name>, device/<name>, "
+            "proc/<k>/gpu/<uuid>, proc/<k>/driver/<n>"
         )
     return name
 

@@ -17,7 +17,7 @@ WRITERS = 4  # chunks copied side by side
 
 
 class BuffersSink(Sink):
-    """``buffers``: {stream name, or the part of it behind ``host/`` or ``files/``: writable buffer}.
+    """``buffers``: {stream name, or the part of it behind ``host/``, ``device/`` or ``files/``: writable buffer}.
 
     Each buffer must be contiguous and as long as its stream. Chunks are verified before they are copied; when
     a restore fails half-way, the buffers hold the chunks that came before, and the error says so.
@@ -95,4 +95,8 @@ class BuffersSink(Sink):
 
 def names_of(stream: str) -> tuple[str, ...]:
     """The names under which a caller may mean a stream."""
-    return (stream, stream.removeprefix("host/").removeprefix("files/"))
+    short = next(
+        (stream.removeprefix(each) for each in ("host/", "device/", "files/") if stream.startswith(each)),
+        stream,
+    )
+    return (stream, short)

@@ -240,6 +240,7 @@ class ImageSink(Sink):
             stripes=self._image.capabilities.stripes,
             codec=source.codec_facts() if self._compress is None else _codec_facts(self._codec),
             source=source.facts(),
+            process=source.process(),
         )
         return manifest.encode()
 

@@ -67,6 +67,10 @@ class Source(ABC):
         """For the manifest's ``source``: plain facts, no secrets."""
         return {"kind": self.kind}
 
+    def process(self) -> dict[str, Any] | None:
+        """For the manifest's ``process``, where the streams are a process's memory."""
+        return None
+
     def notes(self) -> list[str]:
         """What the result should say, such as a fallback."""
         return []

@@ -20,8 +20,10 @@ from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
 
 @dataclass(slots=True)
 class Counts:
-    """What was read. ``stored_bytes`` without padding."""
+    """What was read. ``raw_bytes`` and ``streams``: of what was chosen. ``stored_bytes`` without padding."""
 
+    raw_bytes: int = 0
+    streams: int = 0
     chunks: int = 0
     zero_chunks: int = 0
     decoded: int = 0
@@ -50,6 +52,7 @@ class ImageSource(Source):
         whole = streams is None
         self.tree = list(manifest.tree) if whole else []
         self.total_bytes = sum(stream.nbytes for stream in self.streams)
+        self.counts.raw_bytes, self.counts.streams = self.total_bytes, len(self.streams)
         self._position = {chosen: position for position, chosen in enumerate(self._chosen)}
         self._stored_ring: StagingRing | None = None
 

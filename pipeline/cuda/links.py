@@ -1,0 +1,98 @@
+"""What copying needs of each GPU: its context, a queue of copies, and pinned slots near it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ckptpipe.pipeline.context import RING_MIN_SLOTS, GraphContext
+from ckptpipe.pipeline.cuda import topology
+from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
+from ckptpipe.pyx.cuda import CopyQueue, Pinned, pin
+from ckptpipe.pyx.memory import numa_nodes
+from ckptpipe.pyx.staging import StagingRing
+from ckptpipe.storage_backends.shielded import shielded
+
+
+@dataclass(slots=True)
+class Link:
+    """One GPU of an operation."""
+
+    gpu: Gpu
+    context: int
+    queue: CopyQueue
+    ring: StagingRing
+
+
+class Links:
+    """`open` does everything that can fail, or takes long, before a target is touched; `aclose` waits for the
+    copies in flight, then gives everything back. An asynchronous context manager."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._links: dict[int, Link] = {}
+        self._retained: list[int] = []
+        self._pinned: list[Pinned] = []
+
+    async def open(self, context: GraphContext, gpus: Iterable[Gpu]) -> None:
+        """Add those of ``gpus`` that are not there yet. The links end before the context does."""
+        gpus = [gpu for gpu in gpus if gpu.ordinal not in self._links]
+        rings = _rings(context, gpus)
+        for gpu in gpus:
+            handle = await self._driver.retain(gpu.ordinal)
+            self._retained.append(gpu.ordinal)
+            ring = rings[gpu.ordinal]
+            if not any(pinned.address == ring.address for pinned in self._pinned):
+                await self._driver.run(self._pin, ring, handle)
+            queue = await CopyQueue.create(gpu.ordinal, handle, elide_zeros=True)
+            self._links[gpu.ordinal] = Link(gpu, handle, queue, ring)
+
+    def _pin(self, ring: StagingRing, context: int) -> None:
+        self._pinned.append(pin(ring, context=context))
+
+    async def __aenter__(self) -> Links:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def __getitem__(self, ordinal: int) -> Link:
+        return self._links[ordinal]
+
+    def notes(self) -> list[str]:
+        """What the result should say of how the bytes were copied and checked."""
+        return [
+            f"{link.gpu.uuid}: checksums on the CPU: {link.queue.why}"
+            for link in self._links.values()
+            if link.queue.why
+        ]
+
+    async def aclose(self) -> None:
+        await shielded(self._close())
+
+    async def _close(self) -> None:
+        for link in self._links.values():
+            await link.queue.aclose()
+        self._links.clear()
+        while self._pinned:
+            await self._driver.run(self._pinned.pop().release)
+        while self._retained:
+            await self._driver.release(self._retained.pop())
+
+
+def _rings(context: GraphContext, gpus: list[Gpu]) -> dict[int, StagingRing]:
+    """A ring on the NUMA node of each GPU; one for all where the machine has one node, or the user chose it."""
+    nodes: dict[int, int | None] = {gpu.ordinal: None for gpu in gpus}
+    if context.settings.numa_node is None and len(numa_nodes()) > 1:
+        nodes = {gpu.ordinal: topology.place_of(gpu.pci).numa_node for gpu in gpus}
+    distinct = sorted({node for node in nodes.values() if node is not None})
+    if not distinct:
+        return dict.fromkeys(nodes, context.ring)
+    share = max(context.ring_bytes // context.chunk_bytes // len(distinct), RING_MIN_SLOTS)
+    context.settings = replace(
+        context.settings, numa_node=distinct[0], ring_bytes=share * context.chunk_bytes
+    )
+    made = {distinct[0]: context.ring}
+    for node in distinct[1:]:
+        made[node] = context.make_ring(share, numa_node=node)
+    return {ordinal: made[distinct[0] if node is None else node] for ordinal, node in nodes.items()}

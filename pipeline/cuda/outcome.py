@@ -1,0 +1,100 @@
+"""What became of the processes of an operation that failed: brought back where that is possible, else said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ckptpipe.pipeline.cuda import open_operations
+from ckptpipe.pipeline.cuda.errors import CaptureFailed
+from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
+from ckptpipe.pipeline.cuda.states import ProcessState
+from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.storage_backends.shielded import shielded
+
+
+async def settle_failure(
+    sessions: Sequence[ProcessSession], error: BaseException, *, restore: bool, images: Sequence[str] = ()
+) -> BaseException:
+    """Bring every process back that can be, close what is not needed any more; the error to raise.
+
+    ``restore``: a checkpoint into a target's own memory may be undone. ``images``: where the data is durable.
+    Sessions with an open operation are kept for `recover`; all others are closed.
+    """
+    return await shielded(_settle(sessions, error, restore, images))
+
+
+async def _settle(
+    sessions: Sequence[ProcessSession], error: BaseException, restore: bool, images: Sequence[str]
+) -> BaseException:
+    stuck: dict[int, ProcessState | None] = {}
+    sentences: list[str] = []
+    cures: list[str] = []
+    for session in reversed(sessions):
+        was_touched = session.touched
+        try:
+            state = await session.bring_back(restore=restore)
+            if was_touched and state is not ProcessState.RUNNING and session.target.alive:
+                stuck[session.pid] = state
+                sentences.insert(0, _sentence(session, state, images))
+                cures.insert(0, _cure(session, state, images))
+            if was_touched and state is ProcessState.RUNNING:
+                error.add_note(f"{session} is RUNNING again")
+            for note in session.notes:
+                error.add_note(note)
+        finally:
+            if session.operation is not None and session.target.alive:
+                open_operations.keep(session)
+            else:
+                await session.aclose()
+    if not stuck:
+        return error
+    reason = "cancelled" if isinstance(error, asyncio.CancelledError) else _text(error)
+    failure = CaptureFailed(
+        f"{reason}. {' '.join(sentences)}", states=stuck, cure="; ".join(dict.fromkeys(cures))
+    )
+    if isinstance(error, asyncio.CancelledError):
+        failure.__suppress_context__ = True
+        error.add_note(str(failure))
+        error.__cause__ = failure
+        return error
+    failure.__cause__ = error
+    return failure
+
+
+def _sentence(session: ProcessSession, state: ProcessState | None, images: Sequence[str]) -> str:
+    if state is None:
+        return f"{session} is in a state that the driver does not tell."
+    text = f"{session} stays {state.name}: {state.meaning}."
+    if state is ProcessState.CHECKPOINTING and session.operation is not None:
+        text += " Nothing is lost."
+    elif state is ProcessState.CHECKPOINTING:
+        text += " The driver gave no handle to it, so it cannot be read."
+    if images and state in (ProcessState.CHECKPOINTED, ProcessState.RESTORING, ProcessState.CHECKPOINTING):
+        text += f" Its image is whole: {images[0]}."
+    return text
+
+
+def _cure(session: ProcessSession, state: ProcessState | None, images: Sequence[str]) -> str:
+    pid = session.pid
+    url = images[0] if images else "URL"
+    if state is ProcessState.CHECKPOINTING and session.operation is not None:
+        return f"ckptpipe recover --pid {pid}" if images else f"ckptpipe recover --pid {pid} --to URL"
+    if state is ProcessState.RESTORING and session.operation is not None:
+        return f"restore it again, from a good copy of the image: ckptpipe restore {url} --pid {pid}"
+    if state is ProcessState.CHECKPOINTED:
+        custom = session.record is not None and session.record.capture == CUSTOM
+        if custom:
+            return f"ckptpipe restore {url} --pid {pid}"
+        return f"free GPU memory where that was the reason, then: ckptpipe recover --pid {pid}"
+    if state is ProcessState.LOCKED:
+        return f"ckptpipe recover --pid {pid}"
+    if state is None:
+        return f"look at it again: ckptpipe state --pid {pid}"
+    return f"end it (kill {pid}) and start it again from an earlier checkpoint"
+
+
+def _text(error: BaseException) -> str:
+    """The error without its cure: the failure has one of its own."""
+    text = error.message if isinstance(error, CkptpipeError) else str(error) or type(error).__name__
+    return text.rstrip(".;")

@@ -1,0 +1,269 @@
+"""Bring a process on that a save or a restore left behind: what `recover` does, and what it cannot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ckptpipe.pipeline import build, operations
+from ckptpipe.pipeline.context import GraphContext, graph_context
+from ckptpipe.pipeline.cuda import open_operations
+from ckptpipe.pipeline.cuda.custom_storage import CustomStorage
+from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
+from ckptpipe.pipeline.cuda.errors import CaptureFailed, CheckpointMismatch
+from ckptpipe.pipeline.cuda.links import Links
+from ckptpipe.pipeline.cuda.outcome import settle_failure
+from ckptpipe.pipeline.cuda.process_facts import check_same, saved_processes
+from ckptpipe.pipeline.cuda.put_back import put_back
+from ckptpipe.pipeline.cuda.records import CheckpointRecord, busy_with, read_record
+from ckptpipe.pipeline.cuda.save import Options, complete_all, finish, image_in, restore_all
+from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
+from ckptpipe.pipeline.cuda.states import ProcessState
+from ckptpipe.pipeline.cuda.target import Target, while_alive
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.progress import ProgressCallback
+from ckptpipe.pipeline.result import SaveResult
+from ckptpipe.pipeline.settings import Settings
+from ckptpipe.pipeline.sources.device import DeviceSource
+from ckptpipe.pipeline.spec import GraphSpec, SourceSpec
+from ckptpipe.storage_backends.shielded import shielded
+
+
+@dataclass(slots=True)
+class RecoverResult:
+    """``before`` and ``after``: names of the states. ``save``: where a recovery stored the memory anew."""
+
+    pid: int
+    name: str
+    before: str
+    after: str
+    actions: list[str] = field(default_factory=list)
+    save: SaveResult | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class TargetState:
+    """What is known of a process without touching it. ``way_back`` "" where nothing is wrong.
+
+    ``worker``: pid of who works on it now, or holds its operation; None where nobody does.
+    """
+
+    pid: int
+    name: str
+    state: str
+    meaning: str
+    way_back: str
+    capture: str = ""
+    images: list[str] = field(default_factory=list)
+    worker: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def target_state(pid: int, *, driver: CudaDriver | None = None) -> TargetState:
+    """In which state a process is, by the driver, and what brings it on. Raises as `Target.open` does."""
+    async with borrowed(driver) as cuda:
+        target = Target.open(pid)
+        try:
+            state = await ProcessSession.state_of(cuda, target)
+            record = read_record(target)
+            worker = busy_with(pid)
+        finally:
+            target.close()
+    checkpointed = record if state is not ProcessState.RUNNING else None
+    return TargetState(
+        pid=pid,
+        name=target.name,
+        state=state.name,
+        meaning=state.meaning,
+        way_back=state.way_back(pid),
+        capture=checkpointed.capture if checkpointed else "",
+        images=list(checkpointed.images) if checkpointed else [],
+        worker=worker,
+    )
+
+
+async def recover(
+    pid: int,
+    *,
+    to: object = None,
+    name: str = "",
+    compress: str = "none",
+    overwrite: bool = False,
+    leave: str = "",
+    options: Options | None = None,
+    driver: CudaDriver | None = None,
+    settings: Settings | None = None,
+    progress: ProgressCallback | None = None,
+) -> RecoverResult:
+    """Bring process ``pid`` on from whatever state a save or restore left it in.
+
+    LOCKED: unlocked. CHECKPOINTED: restored, from its own memory or from the image that the record names.
+    CHECKPOINTING, where this process holds the operation: its memory is saved at ``to`` (and ``name``,
+    ``compress``, ``overwrite`` as in `save`), then it is left as ``leave`` says (default: as the save that
+    failed was told). RESTORING, likewise: restored again from its image. CaptureFailed says what is not possible.
+    ``options``: of the backend of an image that is read.
+    """
+    if leave not in ("", "running", "checkpointed"):
+        raise UsageError(f"leave {leave!r} is not known", cure="take running or checkpointed")
+    async with (
+        borrowed(driver) as cuda,
+        graph_context(settings or Settings()) as context,
+        Links(cuda) as links,
+    ):
+        session = await open_operations.take(cuda, pid) or await ProcessSession.open(cuda, pid)
+        steps = _Steps(cuda, context, links, session, options, progress)
+        try:
+            before = await session.state()
+            result = RecoverResult(pid, session.target.name, before.name, before.name)
+            if before is ProcessState.CHECKPOINTING and session.operation is not None:
+                result.save = await steps.send(to, name, compress, overwrite, leave)
+                result.actions.append("saved its GPU memory" if result.save else "completed the save")
+            elif to is not None:
+                raise UsageError(
+                    f"{session} is {before.name}: there is no GPU memory of it that could be sent elsewhere",
+                    cure=f"leave out --to: ckptpipe recover --pid {pid}",
+                )
+            else:
+                result.actions += await steps.bring_on(before)
+            result.after = (await session.state()).name
+        except BaseException as error:
+            images = session.record.images if session.record is not None else ()
+            raise await settle_failure([session], error, restore=False, images=images) from None
+        await session.aclose()
+        return result
+
+
+class _Steps:
+    def __init__(
+        self,
+        cuda: CudaDriver,
+        context: GraphContext,
+        links: Links,
+        session: ProcessSession,
+        options: Options | None,
+        progress: ProgressCallback | None,
+    ) -> None:
+        self._cuda = cuda
+        self._context = context
+        self._links = links
+        self._session = session
+        self._options = options
+        self._progress = progress
+
+    async def send(
+        self, to: object, name: str, compress: str, overwrite: bool, leave: str
+    ) -> SaveResult | None:
+        """CHECKPOINTING, operation in hand: store the memory, then as after any save."""
+        session = self._session
+        assert session.record is not None
+        leave = leave or session.record.leave
+        if to is None:
+            if not session.record.images:
+                raise UsageError(
+                    f"{session} is CHECKPOINTING: its memory is still on the GPU, and must be saved somewhere",
+                    cure=f"ckptpipe recover --pid {session.pid} --to URL",
+                )
+            await shielded(self._complete(leave))
+            return None
+        stages, sinks = build.sink_specs(to, compress)
+        if not any(sink.policy == "required" and not sink.url.startswith("null:") for sink in sinks):
+            raise UsageError(
+                "the process's memory would be lost: no required sink keeps it",
+                cure="name a sink that stores it",
+            )
+        spec = GraphSpec(SourceSpec("process", {"pids": [session.pid]}), sinks, stages, name, overwrite)
+        source = DeviceSource(CustomStorage(self._cuda, [session], self._links, 1.0))
+        started = time.perf_counter()
+        result = await while_alive(
+            [session.target], operations.save_graph(spec, source, self._context, "save", self._progress)
+        )
+        await shielded(
+            finish(
+                self._cuda, self._context, self._links, [session], spec, result, leave, started, close=False
+            )
+        )
+        return result
+
+    async def _complete(self, leave: str) -> None:
+        """The image was durable already when the save was cut off."""
+        session = self._session
+        assert session.record is not None
+        await complete_all([session], session.record.images)
+        if leave == "running":
+            await self._from_image()
+
+    async def bring_on(self, state: ProcessState) -> list[str]:
+        session, record = self._session, self._session.record
+        session.touched = state is not ProcessState.RUNNING
+        if state is ProcessState.RUNNING:
+            await session.forget()
+            return []
+        if state is ProcessState.LOCKED:
+            await shielded(session.unlock())
+            return ["unlocked it"]
+        if state is ProcessState.CHECKPOINTED and (record is None or record.capture != CUSTOM):
+            await shielded(restore_all([session]))
+            return ["restored it from its own memory"]
+        stored = record is not None and record.images
+        if state is ProcessState.CHECKPOINTED or (
+            state is ProcessState.RESTORING and session.operation is not None
+        ):
+            if not stored:
+                raise self._stuck(state, "its memory is in an image that nothing here names")
+            await shielded(self._from_image())
+            return [f"restored it from {record.images[0]}"] if record is not None else []
+        raise self._stuck(state, _nothing_to_do(state, record))
+
+    def _stuck(self, state: ProcessState, reason: str) -> CaptureFailed:
+        session = self._session
+        session.touched = False
+        record = session.record
+        cure = f"end it (kill {session.pid}) and start it again from an earlier checkpoint"
+        if state in (ProcessState.CHECKPOINTED,):
+            cure = f"ckptpipe restore URL --pid {session.pid}"
+        elif record is not None and record.images:
+            cure += f"; what was saved of it is at {record.images[0]}"
+        return CaptureFailed(f"{session} is {state.name}: {reason}", states={session.pid: state}, cure=cure)
+
+    async def _from_image(self) -> None:
+        session = self._session
+        assert session.record is not None
+        async with image_in(self._context, session.record.images[0], self._options) as reader:
+            if reader.manifest.chunk_bytes != self._context.chunk_bytes:
+                self._context.take_chunk_bytes(reader.manifest.chunk_bytes)
+            process = next(
+                (each for each in saved_processes(reader.manifest, reader.url) if each.pid == session.pid),
+                None,
+            )
+            if process is None:
+                raise CheckpointMismatch(f"{reader.url} is not an image of {session}")
+            check_same(process, session)
+            session.k = process.k
+            uuids = {gpu.uuid for gpu in process.gpus} | {each.gpu.uuid for each in session.memory}
+            gpus = tuple(gpu for gpu in await self._cuda.devices() if gpu.uuid in uuids)
+            await session.retain(gpus)
+            await self._links.open(self._context, gpus)
+            await put_back([session], reader, self._context, self._cuda, self._links, progress=self._progress)
+
+
+def _nothing_to_do(state: ProcessState, record: CheckpointRecord | None) -> str:
+    if state is ProcessState.FAILED:
+        return state.meaning
+    holder = f"process {record.controller}" if record is not None else "another process"
+    return (
+        f"{state.meaning}. The driver gave that memory to {holder} alone, and its operation ends only there: "
+        "while that process lives, recover from it (its controller, or the command that still runs); "
+        "when it has ended, nobody can read or complete the operation any more"
+    )
+
+
+def open_pids() -> Sequence[int]:
+    """Processes whose operation is open in this process: a save that failed, to be sent elsewhere."""
+    return open_operations.pids()

@@ -1,0 +1,213 @@
+"""Save live GPU processes: what `save(pid=…)` does, from the first check to the end state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from ckptpipe.pipeline import build, operations
+from ckptpipe.pipeline.context import GraphContext, graph_context
+from ckptpipe.pipeline.cuda import open_operations
+from ckptpipe.pipeline.cuda.choice import CapturePlan, PlanCallback, choose, prepare_targets
+from ckptpipe.pipeline.cuda.custom_storage import CustomStorage
+from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
+from ckptpipe.pipeline.cuda.links import Links
+from ckptpipe.pipeline.cuda.outcome import settle_failure
+from ckptpipe.pipeline.cuda.put_back import put_back
+from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, ProcessSession
+from ckptpipe.pipeline.cuda.states import ProcessState
+from ckptpipe.pipeline.cuda.target import while_alive
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.image.reader import ImageReader, open_image
+from ckptpipe.pipeline.progress import ProgressCallback
+from ckptpipe.pipeline.result import RunFacts, SaveResult
+from ckptpipe.pipeline.settings import Settings
+from ckptpipe.pipeline.sources.abc import Source
+from ckptpipe.pipeline.sources.device import DeviceSource
+from ckptpipe.pipeline.sources.driver_image import DriverImageSource
+from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
+from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.storage_backends.abc import Backend
+from ckptpipe.storage_backends.registry import open_backend
+from ckptpipe.storage_backends.shielded import shielded
+
+LOCK_TIMEOUT = 30.0  # seconds
+Options = Mapping[str, object]
+
+
+async def save_processes(
+    pids: Sequence[int],
+    *,
+    to: object,
+    name: str = "",
+    compress: str = "none",
+    overwrite: bool = False,
+    leave: str = "running",
+    capture: str = "auto",
+    lock_timeout: float = LOCK_TIMEOUT,
+    on_plan: PlanCallback | None = None,
+    driver: CudaDriver | None = None,
+    settings: Settings | None = None,
+    progress: ProgressCallback | None = None,
+) -> SaveResult:
+    """Save the GPU state of live processes as one image at every URL of ``to``. See `operations.save`."""
+    pids = checked_pids(pids)
+    if not 0 < lock_timeout < 1 << 20:
+        raise UsageError(
+            f"a lock time-out of {lock_timeout} s is not possible", cure="take seconds, such as 30"
+        )
+    stages, sinks = build.sink_specs(to, compress)
+    spec = GraphSpec(SourceSpec("process", {"pids": pids}), sinks, stages, name, overwrite)
+    started = time.perf_counter()
+    async with (
+        borrowed(driver) as cuda,
+        graph_context(settings or Settings()) as context,
+        Links(cuda) as links,
+    ):
+        sessions: list[ProcessSession] = []
+        try:
+            for k, pid in enumerate(pids):
+                sessions.append(await open_operations.open_session(cuda, pid, k))
+            await prepare_targets(cuda, sessions)
+            plan = choose(cuda, sessions, capture, leave)
+            _check_sinks(plan, sinks)
+            if on_plan is not None:
+                on_plan(plan)
+            for session in sessions:
+                session.new_record(plan.capture, leave)
+            source = _source(cuda, sessions, links, plan, lock_timeout)
+            result = await while_alive(
+                [session.target for session in sessions],
+                operations.save_graph(spec, source, context, "save", progress),
+            )
+        except BaseException as error:
+            raise await settle_failure(sessions, error, restore=capture_undoable(sessions)) from None
+        result.facts.notes[:0] = plan.lines()
+        await shielded(finish(cuda, context, links, sessions, spec, result, leave, started))
+        return result
+
+
+def capture_undoable(sessions: Sequence[ProcessSession]) -> bool:
+    """A checkpoint into the target's own memory can be undone without an image."""
+    return all(session.record is not None and session.record.capture == DRIVER_IMAGE for session in sessions)
+
+
+def checked_pids(pids: Sequence[int]) -> list[int]:
+    if not pids:
+        raise UsageError("no process to save", cure="give the pid of one")
+    if any(type(pid) is not int for pid in pids) or len(set(pids)) != len(pids):
+        raise UsageError(f"{list(pids)} is no list of different pids")
+    return list(pids)
+
+
+def _check_sinks(plan: CapturePlan, sinks: Sequence[SinkSpec]) -> None:
+    """Where the image is the only copy of the data, it must be one that can be read again."""
+    if any(sink.kind != "image" for sink in sinks):
+        raise UsageError("a process is saved as an image", cure="let every sink be one of kind image")
+    if plan.capture != CUSTOM and plan.leave == "running":
+        return
+    kept = [sink for sink in sinks if sink.policy == "required" and not sink.url.startswith("null:")]
+    if not kept:
+        raise UsageError(
+            "the process's memory would be lost: no required sink keeps it",
+            cure="name at least one required sink that stores what it gets",
+        )
+
+
+def _source(
+    cuda: CudaDriver, sessions: Sequence[ProcessSession], links: Links, plan: CapturePlan, timeout: float
+) -> Source:
+    if plan.capture == CUSTOM:
+        return DeviceSource(CustomStorage(cuda, sessions, links, timeout))
+    return DriverImageSource(cuda, sessions, timeout)
+
+
+async def finish(
+    cuda: CudaDriver,
+    context: GraphContext,
+    links: Links,
+    sessions: Sequence[ProcessSession],
+    spec: GraphSpec,
+    result: SaveResult,
+    leave: str,
+    started: float,
+    *,
+    close: bool = True,
+) -> None:
+    """Every byte is durable: bring the processes to their end state."""
+    kept = [
+        (sink, made)
+        for sink, made in zip(spec.sinks, result.sinks, strict=True)
+        if made.ok and sink.policy == "required" and not sink.url.startswith("null:")
+    ]
+    images = tuple(made.image_url for _, made in kept)
+    end = ProcessState.RUNNING if leave == "running" else ProcessState.CHECKPOINTED
+    try:
+        if sessions[0].operation is not None:
+            await complete_all(sessions, images)
+            if leave == "running":
+                async with image_in(context, images[0], kept[0][0].options) as reader:
+                    await put_back(sessions, reader, context, cuda, links)
+        elif leave == "running":
+            await restore_all(sessions)
+        else:
+            for session in sessions:
+                await session.note("checkpointed", images=images)
+    except BaseException as error:
+        if not close:
+            raise
+        raise await settle_failure(sessions, error, restore=False, images=images) from None
+    add_facts(result.facts, sessions, end, started)
+    for session in sessions if close else ():
+        await session.aclose()
+
+
+async def restore_all(
+    sessions: Sequence[ProcessSession], pairs: Mapping[int, Mapping[str, str]] | None = None
+) -> None:
+    """CHECKPOINTED -> RUNNING, each from its own memory, in reverse order. One that cannot be restored does not
+    hold up the others: they run again, and then its error is raised."""
+    failed: list[CkptpipeError] = []
+    ready = []
+    for session in reversed(sessions):
+        session.touched = True
+        try:
+            await session.restore(dict((pairs or {}).get(session.k, {})))
+            ready.append(session)
+        except CkptpipeError as error:
+            failed.append(error)
+    for session in ready:
+        await session.unlock()
+    if failed:
+        raise failed[0]
+
+
+async def complete_all(sessions: Sequence[ProcessSession], images: tuple[str, ...]) -> None:
+    """CHECKPOINTING -> CHECKPOINTED: the GPU memory is freed, the images are all that is left of it."""
+    for session in sessions:
+        await session.note("checkpointing", images=images)
+    for session in reversed(sessions):
+        await session.complete(ProcessState.CHECKPOINTED)
+        await session.note("checkpointed")
+
+
+@asynccontextmanager
+async def image_in(
+    context: GraphContext, url: str, options: Options | None, expect_digest: str = ""
+) -> AsyncIterator[ImageReader]:
+    backend: Backend = await open_backend(url, context.backend_context, options)
+    try:
+        await backend.check(writing=False)
+        yield await open_image(backend, expect_digest=expect_digest)
+    finally:
+        await shielded(backend.aclose())
+
+
+def add_facts(facts: RunFacts, sessions: Sequence[ProcessSession], end: ProcessState, started: float) -> None:
+    facts.seconds = time.perf_counter() - started
+    facts.processes = [session.facts(end) for session in sessions]
+    pauses = [each.pause_seconds for each in facts.processes if each.pause_seconds is not None]
+    facts.pause_seconds = max(pauses, default=None)
+    for session in sessions:
+        facts.notes.extend(note for note in session.notes if note not in facts.notes)

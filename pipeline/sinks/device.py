@@ -1,0 +1,91 @@
+"""A sink that writes into device memory: the end of a restore into a process or into device buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.cuda.links import Links
+from ckptpipe.pipeline.edge import Edge
+from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.result import SinkResult
+from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sources.abc import Source, in_parallel
+from ckptpipe.pipeline.sources.device import COPIES, DeviceRange
+from ckptpipe.pyx.staging import Lease
+
+
+class DeviceSink(Sink):
+    """``ranges``: where each stream of the source goes, in any order; sizes must agree. Chunks come verified.
+
+    When `run` has returned, every byte has arrived on its GPU.
+    """
+
+    name = "device memory"
+    url = "device memory"
+
+    def __init__(self, ranges: Sequence[DeviceRange], links: Links, context: GraphContext) -> None:
+        self._by_stream = {each.stream: each for each in ranges}
+        self._links = links
+        self._context = context
+        self._ranges: list[DeviceRange] = []
+        self._zeros: Lease | None = None
+
+    async def check(self, source: Source) -> None:
+        names = [stream.name for stream in source.streams]
+        if set(names) != set(self._by_stream):
+            odd = sorted(set(names) ^ set(self._by_stream))
+            raise UsageError(
+                f"the image and the device memory do not have the same streams: {', '.join(odd)}"
+            )
+        for stream in source.streams:
+            target = self._by_stream[stream.name]
+            if target.nbytes != stream.nbytes:
+                raise UsageError(
+                    f"{stream.name} has {stream.nbytes} bytes in the image, and {target.nbytes} bytes in device memory",
+                    cure="restore into memory of exactly the size that was saved",
+                )
+            self._ranges.append(target)
+
+    async def begin(self, source: Source) -> None:
+        return
+
+    async def run(self, edge: Edge) -> None:
+        writers = max(2, min(self._context.ring.slots // 2, COPIES))
+
+        async def write() -> None:
+            while (chunk := await edge.get()) is not None:
+                target = self._ranges[chunk.stream]
+                address = target.address + chunk.number * self._context.chunk_bytes
+                try:
+                    lease = chunk.lease if chunk.lease is not None else self._zero_lease()
+                    await self._links[target.ordinal].queue.store(address, lease, chunk.raw_bytes)
+                finally:
+                    chunk.release()
+                self.done_bytes += chunk.raw_bytes
+
+        await in_parallel(writers, write)
+
+    def _zero_lease(self) -> Lease:
+        """One slot of zeros for every chunk of zeros."""
+        if self._zeros is None:
+            self._zeros = self._context.make_ring(1).try_acquire()
+            assert self._zeros is not None, "a new ring has a free slot, and new memory is zeros"
+        return self._zeros
+
+    async def commit(self) -> None:
+        return
+
+    async def settle(self) -> None:
+        return
+
+    async def abort(self) -> None:
+        return
+
+    async def aclose(self) -> None:
+        if self._zeros is not None:
+            self._zeros.release()
+            self._zeros = None
+
+    def result(self) -> SinkResult:
+        return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True)

@@ -1,0 +1,58 @@
+"""A simulated machine for a test, this process on it, and a runtime directory of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simcuda import SimWorld, Target
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python: pip install 'ckptpipe[gpu]'")
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder / "ckptpipe"
+
+
+@pytest.fixture
+def make_world() -> Iterator[Callable[..., SimWorld]]:
+    """``make_world(gpus=…)``: a machine, on which this process is too until the test ends."""
+    stack = []
+
+    def make(**options: object) -> SimWorld:
+        world = SimWorld(**options)  # type: ignore[arg-type]
+        attached = world.attached()
+        attached.__enter__()
+        stack.append((world, attached))
+        return world
+
+    yield make
+    while stack:
+        world, attached = stack.pop()
+        attached.__exit__(None, None, None)
+        world.close()
+
+
+@pytest.fixture
+def world(make_world: Callable[..., SimWorld]) -> SimWorld:
+    return make_world(gpus=2)
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., Target]]:
+    """``spawn(world, buffers)``: a target that ends with the test, whatever state it is in."""
+    targets: list[Target] = []
+
+    def start(world: SimWorld, buffers: object = ((0, 3 << 20), (1, 1 << 20)), **options: object) -> Target:
+        targets.append(Target(world.environment(), buffers, **options))  # type: ignore[arg-type]
+        return targets[-1]
+
+    yield start
+    for target in targets:
+        target.kill()
