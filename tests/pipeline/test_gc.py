@@ -191,3 +191,15 @@ def test_list_shows_what_can_be_opened_and_what_cannot(store: Path, workdir: Pat
     assert (bad.name, good.name) == ("bad", "good")
     assert "cut short" in bad.problem and not good.problem
     assert good.raw_bytes == 200_000 and good.streams == 1 and good.digest.startswith("sha256:")
+
+
+def test_leftovers_on_every_stripe(workdir: Path) -> None:
+    source = write(workdir / "file", os.urandom(200_000))
+    store = f"nvme:{workdir}/a,{workdir}/b"
+    run(ckptpipe.save(source, to=store, name="i", settings=SMALL))
+    left = plant(workdir / "a" / "i", age=2 * DAY) + plant(workdir / "b" / "i", age=2 * DAY)
+    left += plant(workdir / "b" / "crashed", age=2 * DAY, lease_age=2 * DAY)
+    result = run(ckptpipe.gc(store))
+    assert len(result.items) == len(left) and not any(path.exists() for path in left)
+    assert not (workdir / "b" / "crashed").exists()
+    run(ckptpipe.verify(f"nvme:{workdir}/a/i,{workdir}/b/i", settings=SMALL))

@@ -301,3 +301,21 @@ def test_a_stage_that_nobody_reads_is_refused(workdir: Path, source: Path) -> No
     )
     with pytest.raises(UsageError, match="nothing reads from stage 'zstd'"):
         run(ckptpipe.run_graph(spec, settings=LARGE))
+
+
+def test_a_stage_that_fails_with_every_sink_behind_it(
+    workdir: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckptpipe.pipeline.codecs.pool import CodecPool
+
+    async def broken(self: CodecPool, *arguments: object) -> int:
+        raise StorageError("the codec broke")
+
+    monkeypatch.setattr(CodecPool, "compress", broken)
+    to = [ckptpipe.SinkSpec(str(workdir / name), policy="best-effort") for name in ("one", "two")]
+    with pytest.raises(SaveFailed, match="the codec broke"):
+        run(ckptpipe.save(source, to=to, name="i", compress="zstd", settings=LARGE))
+    required = [workdir / "one", to[1]]
+    with pytest.raises(StorageError, match="the codec broke"):
+        run(ckptpipe.save(source, to=required, name="i", compress="zstd", settings=LARGE))
+    assert look(workdir / "one") == look(workdir / "two") == {}
