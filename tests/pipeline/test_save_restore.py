@@ -363,7 +363,14 @@ def test_random_bytes_are_stored_raw(workdir: Path) -> None:
 
 @pytest.mark.parametrize("direct", ["on", "off"])
 def test_direct_and_buffered(workdir: Path, direct: str) -> None:
-    source = write(workdir / "file", random.Random(3).randbytes(3 * MIB + 777))
+    tree = workdir / "tree"
+    write(tree / "file", random.Random(3).randbytes(3 * MIB + 777))
+    write(tree / "tiny", b"x")
+    with (tree / "sparse").open("wb") as file:
+        file.truncate(5 * MIB + 1)
+        for at in (100, 2 * MIB + 5000, 5 * MIB):
+            file.seek(at)
+            file.write(b"y")
     settings = ckptpipe.Settings(
         chunk_bytes=64 * KIB,
         ring_bytes=2 * MIB,
@@ -373,7 +380,7 @@ def test_direct_and_buffered(workdir: Path, direct: str) -> None:
 
     async def main() -> None:
         sink = ckptpipe.SinkSpec(str(workdir / "store"), options={"direct": direct})
-        saved = await ckptpipe.save(source, to=sink, name="i", settings=settings)
+        saved = await ckptpipe.save(tree, to=sink, name="i", settings=settings)
         assert saved.sinks[0].direct.startswith(direct)
         restored = await ckptpipe.restore(
             saved.sinks[0].image_url, to=workdir / "r", options={"direct": direct}, settings=settings
@@ -381,7 +388,8 @@ def test_direct_and_buffered(workdir: Path, direct: str) -> None:
         assert restored.direct.startswith(direct)
 
     run(main())
-    assert (workdir / "r" / "file").read_bytes() == source.read_bytes()
+    assert look(workdir / "r") == look(tree)
+    assert allocated(workdir / "r" / "sparse") <= allocated(tree / "sparse")
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "libaio", "threads"])
