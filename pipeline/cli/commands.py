@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptpipe.pipeline.cli import copy, doctor, images, pipelines, restore, save
+from ckptpipe.pipeline.cli import copy, doctor, images, pipelines, processes, restore, save, serve
 from ckptpipe.pipeline.cli.flags import HELP_NAMES
 from ckptpipe.pipeline.config.nearest import suggestion
 
@@ -57,6 +57,8 @@ def ckptpipe() -> None:
       ckptpipe save /data/model --to /mnt/nvme/images --to s3://bucket/images --name step-100
       ckptpipe verify s3://bucket/images/step-100
       ckptpipe restore s3://bucket/images/step-100 --to /data/again
+      ckptpipe save --pid 4242 --to /mnt/nvme/images --name a   (a live GPU process)
+      ckptpipe restore /mnt/nvme/images/a --pid 4242
 
     \b
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 image corrupt or incomplete,
@@ -76,6 +78,12 @@ for _command in (
     pipelines.run,
     pipelines.check,
     pipelines.schema,
+    serve.serve,
+    processes.state,
+    processes.recover,
+    processes.action,
+    processes.jobs,
+    processes.cancel,
     doctor.doctor,
 ):
     ckptpipe.add_command(_command)

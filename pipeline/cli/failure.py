@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
 import click
@@ -101,7 +102,9 @@ def usage(error: click.ClickException) -> Failure:
     near = re.search(r"\(?Did you mean (?:one of: )?(.*)\?\)?$", message)
     if near is not None:
         names = near[1].replace("'", "").rstrip(")?").split(", ")
-        first = next((name for name in names if name != "--help"), names[0])
+        said = re.search(r"'(-[^']*)'", message)
+        # click sorts its suggestions by the alphabet
+        first = max(names, key=lambda name: SequenceMatcher(None, said[1] if said else "", name).ratio())
         message = f"{message[: near.start()].strip().rstrip('.')}; did you mean {first}?"
     message = message.rstrip(".")
     if message[1:2].islower():

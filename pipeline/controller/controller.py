@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from ckptpipe.pipeline import build
 from ckptpipe.pipeline.controller import client, places
 from ckptpipe.pipeline.controller.actions import Actions, HeldTarget, NoteCallback, close_all
-from ckptpipe.pipeline.controller.errors import ControllerUnavailable, JobNotFound
+from ckptpipe.pipeline.controller.errors import ControllerRefused, ControllerUnavailable, JobNotFound
 from ckptpipe.pipeline.controller.jobs import JobSummary
 from ckptpipe.pipeline.controller.pidfds import open_pidfd
 from ckptpipe.pipeline.controller.records import from_json
@@ -30,6 +30,7 @@ from ckptpipe.pipeline.controller.requests import (
     Verb,
     VerbRequest,
 )
+from ckptpipe.pipeline.controller.runtime_directory import SOCKET, candidates
 from ckptpipe.pipeline.controller.target_report import TargetReport
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, SaveResult
@@ -111,15 +112,8 @@ class Controller(ABC):
         ``leave``: running (a snapshot, they go on) or checkpointed (their GPUs are free afterwards).
         Raises what `ckptpipe.save` raises, TargetError before a process was touched, CaptureFailed after that.
         """
-        request = SaveRequest(
-            sinks=_sinks(to),
-            name=name,
-            compress=compress,
-            overwrite=overwrite,
-            leave=leave,
-            capture=capture,
-            lock_timeout=lock_timeout,
-            settings=settings or Settings(),
+        request = _save_request(
+            to, name, compress, overwrite, leave, capture, lock_timeout, settings or Settings()
         )
         return await self._typed(SaveResult, request, pids, progress)
 
@@ -180,6 +174,31 @@ class Controller(ABC):
         return await self._typed(TargetReport, VerbRequest(verb, timeout), pid)
 
     @abstractmethod
+    async def begin_save(
+        self,
+        pids: Pids,
+        *,
+        to: Sinks,
+        name: str = "",
+        compress: str = "none",
+        overwrite: bool = False,
+        leave: Leave = "running",
+        capture: Capture = "auto",
+        lock_timeout: float = LOCK_TIMEOUT,
+        settings: Settings | None = None,
+    ) -> int:
+        """Have the controller begin a save that goes on when this process has ended; the job's number. Its outcome
+        is in the controller's log. ControllerUnavailable where the work would be done in this process."""
+
+    @abstractmethod
+    def held(self) -> Sequence[int]:
+        """Pids of processes whose GPU memory only this process can still save: `serve_held` them."""
+
+    @abstractmethod
+    async def serve_held(self, say: Callable[[str], object]) -> None:
+        """Be a controller until somebody has recovered what is `held`. ``say`` gets lines for the user."""
+
+    @abstractmethod
     async def jobs(self) -> tuple[JobSummary, ...]:
         """The jobs of the controller that run now."""
 
@@ -231,6 +250,34 @@ class RemoteController(Controller):
     def _result(self, kind: type[T], found: Any) -> T:
         return from_json(kind, found, "result")
 
+    async def begin_save(
+        self,
+        pids: Pids,
+        *,
+        to: Sinks,
+        name: str = "",
+        compress: str = "none",
+        overwrite: bool = False,
+        leave: Leave = "running",
+        capture: Capture = "auto",
+        lock_timeout: float = LOCK_TIMEOUT,
+        settings: Settings | None = None,
+    ) -> int:
+        request = _save_request(
+            to, name, compress, overwrite, leave, capture, lock_timeout, settings or Settings()
+        )
+        for text in places.notes_of(request):
+            self._tell(text)
+        with _held(pids) as targets:
+            answer = await client.ask(self._path, request, targets, detach=True)
+        return int(answer["job"])
+
+    def held(self) -> Sequence[int]:
+        return ()
+
+    async def serve_held(self, say: Callable[[str], object]) -> None:
+        return
+
     async def jobs(self) -> tuple[JobSummary, ...]:
         return from_json(tuple[JobSummary, ...], await client.ask(self._path, JobsRequest(), ()), "jobs")
 
@@ -261,6 +308,25 @@ class LocalController(Controller):
         result: T = found
         return result
 
+    async def begin_save(self, pids: Pids, *, to: Sinks, **_: Any) -> int:
+        raise ControllerUnavailable(
+            "no controller runs that could go on with a save by itself", cure="start one with ckptpipe serve"
+        )
+
+    def held(self) -> Sequence[int]:
+        return self._actions.held()
+
+    async def serve_held(self, say: Callable[[str], object]) -> None:
+        from ckptpipe.pipeline.controller.server import serve
+
+        usual = candidates()[0] / SOCKET
+        try:
+            await serve(usual, actions=self._actions, idle_exit=0.0, say=say)
+        except ControllerRefused:  # there is a controller, only this command was not to use it
+            own = usual.with_name(f"controller-{os.getpid()}.sock")
+            say(f"recover with --socket {own}")
+            await serve(own, actions=self._actions, idle_exit=0.0, say=say)
+
     async def jobs(self) -> tuple[JobSummary, ...]:
         return ()
 
@@ -271,6 +337,28 @@ class LocalController(Controller):
 
     async def aclose(self) -> None:
         await self._actions.aclose()
+
+
+def _save_request(
+    to: Sinks,
+    name: str,
+    compress: str,
+    overwrite: bool,
+    leave: Leave,
+    capture: Capture,
+    lock_timeout: float,
+    settings: Settings,
+) -> SaveRequest:
+    return SaveRequest(
+        sinks=_sinks(to),
+        name=name,
+        compress=compress,
+        overwrite=overwrite,
+        leave=leave,
+        capture=capture,
+        lock_timeout=lock_timeout,
+        settings=settings,
+    )
 
 
 def _unshown(_: object) -> None:

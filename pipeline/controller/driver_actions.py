@@ -44,12 +44,18 @@ class DriverActions:
     def __init__(self) -> None:
         self._driver: CudaDriver | None = None
         self._opening = asyncio.Lock()
+        self._contexts: list[int] = []
 
-    async def prepare(self) -> CudaDriver:
-        """The driver, initialised. UsageError or NoDriverError where there is none."""
+    async def prepare(self, *, contexts: bool = False) -> CudaDriver:
+        """The driver, initialised. UsageError or NoDriverError where there is none. ``contexts``: keep the
+        primary context of every GPU until `aclose`, so that no save has to wait for one."""
         async with self._opening:
             if self._driver is None:
                 self._driver = await CudaDriver.open()
+            if contexts and not self._contexts:
+                for gpu in await self._driver.devices():
+                    await self._driver.retain(gpu.ordinal)
+                    self._contexts.append(gpu.ordinal)
             return self._driver
 
     def held(self) -> Sequence[int]:
@@ -61,6 +67,8 @@ class DriverActions:
             return
         for pid in open_operations.pids():
             await open_operations.abandon(self._driver, pid)
+        while self._contexts:
+            await self._driver.release(self._contexts.pop())
         await self._driver.aclose()
         self._driver = None
 

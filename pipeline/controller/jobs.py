@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ckptpipe.pipeline.controller.errors import ControllerBusy, JobCancelled, JobNotFound
@@ -30,6 +30,9 @@ class JobSummary:
     phase: str = ""
     done_bytes: int = 0
     total_bytes: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class Job:

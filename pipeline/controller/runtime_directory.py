@@ -7,9 +7,11 @@ directory's own descriptor, so that nothing can be exchanged between the look an
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,22 +91,36 @@ class RuntimeDirectory:
             )
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only server of this directory. The lock is the directory's own: the kernel lets it go with
-        the process, and nothing stays behind."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ControllerRefused(
-                f"another controller serves {self.path}", cure="stop that one first, or take another --socket"
-            ) from None
+    def listening(self, backlog: int) -> Iterator[socket.socket]:
+        """A socket that listens here, and is the only one of its name; removed at the end.
+
+        A socket that a killed server left is replaced. ControllerRefused where somebody listens already.
+        """
+        with contextlib.closing(_stream()) as listener:
+            with self._alone():
+                self._clear()
+                listener.bind(self.address)
+                own = os.stat(self.name, dir_fd=self._descriptor, follow_symlinks=False).st_ino
+                os.chmod(self.name, _SOCKET_MODE, dir_fd=self._descriptor)
+                listener.listen(backlog)
+            listener.setblocking(False)
+            try:
+                yield listener
+            finally:
+                with self._alone():
+                    self._remove(own)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The lock is the directory's own: the kernel lets it go with the process, and nothing stays behind.
+        It is held for the moment of a bind(2) or unlink(2) only."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         try:
             yield
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def remove_socket(self) -> None:
-        """A socket that a killed server left, or our own at the end. Only under `locked`."""
+    def _clear(self) -> None:
         try:
             found = os.stat(self.name, dir_fd=self._descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -114,15 +130,40 @@ class RuntimeDirectory:
                 f"{self.socket_path} is {_kind(found.st_mode)}, not a socket of a controller that ended",
                 cure="remove it, or take another --socket",
             )
+        if self._somebody_listens():
+            raise ControllerRefused(
+                f"another controller serves {self.socket_path}",
+                cure="stop that one first, or take another --socket",
+            )
         os.unlink(self.name, dir_fd=self._descriptor)
 
-    def protect_socket(self) -> None:
-        os.chmod(self.name, _SOCKET_MODE, dir_fd=self._descriptor)
+    def _somebody_listens(self) -> bool:
+        with contextlib.closing(_stream()) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(self.address)
+            except BlockingIOError:  # its backlog is full
+                return True
+            except (ConnectionRefusedError, FileNotFoundError):
+                return False
+            return True
+
+    def _remove(self, inode: int) -> None:
+        try:
+            found = os.stat(self.name, dir_fd=self._descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if found.st_ino == inode:
+            os.unlink(self.name, dir_fd=self._descriptor)
 
 
-def open_for_server(socket: Path | None = None) -> RuntimeDirectory:
-    """The directory of ``socket`` (default: the usual one), made where it is missing."""
-    path, name = _split(socket) if socket is not None else (candidates()[0], SOCKET)
+def _stream() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+
+
+def open_for_server(socket_path: Path | None = None) -> RuntimeDirectory:
+    """The directory of ``socket_path`` (default: the usual one), made where it is missing."""
+    path, name = _split(socket_path) if socket_path is not None else (candidates()[0], SOCKET)
     for _ in range(_TRIES):
         try:
             os.mkdir(path, _MODE)
@@ -139,14 +180,14 @@ def open_for_server(socket: Path | None = None) -> RuntimeDirectory:
     raise ControllerRefused(f"{path} disappears again and again", cure="take another --socket")
 
 
-def open_for_client(socket: Path | None = None) -> RuntimeDirectory:
+def open_for_client(socket_path: Path | None = None) -> RuntimeDirectory:
     """The directory in which a controller's socket is; ControllerUnavailable where there is none.
 
-    Root may talk to anybody's controller where ``socket`` says so; everybody else only to their own.
+    Root may talk to anybody's controller where ``socket_path`` says so; everybody else only to their own.
     """
     user = os.geteuid()
-    if socket is not None:
-        path, name = _split(socket)
+    if socket_path is not None:
+        path, name = _split(socket_path)
         return _with_socket(_open(path, name, None if user == 0 else user))
     absent: ControllerUnavailable | None = None
     for path in candidates():
@@ -167,10 +208,12 @@ def _with_socket(directory: RuntimeDirectory) -> RuntimeDirectory:
     return directory
 
 
-def _split(socket: Path) -> tuple[Path, str]:
-    if not socket.name or socket.name in (".", ".."):
-        raise ControllerRefused(f"--socket {socket} names no file", cure="write --socket DIR/controller.sock")
-    return Path(os.path.abspath(socket.parent)), socket.name
+def _split(socket_path: Path) -> tuple[Path, str]:
+    if not socket_path.name or socket_path.name in (".", ".."):
+        raise ControllerRefused(
+            f"--socket {socket_path} names no file", cure="write --socket DIR/controller.sock"
+        )
+    return Path(os.path.abspath(socket_path.parent)), socket_path.name
 
 
 def _open(path: Path, name: str, owner: int | None) -> RuntimeDirectory:

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ckptpipe.pipeline.controller.actions import Actions, HeldTarget, close_all
@@ -18,7 +18,7 @@ from ckptpipe.pipeline.controller.failures import is_expected
 from ckptpipe.pipeline.controller.jobs import Job, Jobs
 from ckptpipe.pipeline.controller.readiness import notify
 from ckptpipe.pipeline.controller.requests import Request
-from ckptpipe.pipeline.controller.runtime_directory import RuntimeDirectory, open_for_server
+from ckptpipe.pipeline.controller.runtime_directory import open_for_server
 from ckptpipe.storage_backends.shielded import shielded
 
 MAX_JOBS = 8  # each has a staging ring of its own
@@ -44,35 +44,21 @@ async def serve(
     grace: float = 0.0,
     say: Say = _to_stderr,
 ) -> None:
-    """Serve until cancelled (SIGTERM), or for ``idle_exit`` seconds without a client or a job.
+    """Serve until cancelled (SIGTERM), or for ``idle_exit`` seconds without a client or a job, and without a
+    process whose GPU memory only this controller can still save.
 
     On cancellation nobody new is let in, jobs have ``grace`` seconds to end by themselves and are cancelled
-    then, and everything is cleaned up before CancelledError goes on. ``actions`` is closed at the end.
+    then, and everything is cleaned up before CancelledError goes on. ``actions`` stays its caller's to close.
     Raises ControllerRefused where the directory is not to be trusted, or another controller serves it.
     """
-    try:
-        with contextlib.closing(open_for_server(socket_path)) as directory, directory.locked():
-            directory.remove_socket()
-            with _listening(directory) as listener:
-                server = Server(actions, max_jobs, say)
-                say(f"controller {os.getpid()} listens at {directory.socket_path}")
-                notify("READY=1")
-                await server.run(listener, idle_exit, grace)
-    finally:
-        await shielded(actions.aclose())
-
-
-@contextlib.contextmanager
-def _listening(directory: RuntimeDirectory) -> Iterator[socket.socket]:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    with listener:
-        listener.bind(directory.address)
-        try:
-            directory.protect_socket()
-            listener.listen(_BACKLOG)
-            yield listener
-        finally:
-            directory.remove_socket()
+    with (
+        contextlib.closing(open_for_server(socket_path)) as directory,
+        directory.listening(_BACKLOG) as listener,
+    ):
+        server = Server(actions, max_jobs, say)
+        say(f"controller {os.getpid()} listens at {directory.socket_path}")
+        notify("READY=1")
+        await server.run(listener, idle_exit, grace)
 
 
 class Server:

@@ -99,7 +99,7 @@ def test_completion_of_the_shell() -> None:
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.splitlines()
 
-    assert complete("ckptpipe", "s") == ["plain,save", "plain,show", "plain,schema"]
+    assert complete("ckptpipe", "s") == ["plain,save", "plain,show", "plain,schema", "plain,serve", "plain,state"]
     assert complete("ckptpipe", "save", "--dir") == ["plain,--direct"]
     assert complete("ckptpipe", "save", "--io-engine", "l") == ["plain,libaio"]
     source = subprocess.run(

@@ -41,7 +41,6 @@ class StandIn:
         self.working: list[int] = []
         self.cleaned: list[int] = []
         self.kept: list[int] = []
-        self.closed = False
 
     async def perform(
         self, request: Request, targets: Sequence[HeldTarget], progress: ProgressCallback, note: NoteCallback
@@ -94,7 +93,7 @@ class StandIn:
         return self.kept
 
     async def aclose(self) -> None:
-        self.closed = True
+        return
 
 
 def _stuck(pids: Sequence[int]) -> CaptureFailed:

@@ -1,0 +1,123 @@
+"""Flags of commands that work on GPU processes: which processes, and by which controller."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ckptpipe.pipeline.cli.session import Session
+from ckptpipe.pipeline.progress import ProgressCallback
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.controller.controller import Controller
+
+T = TypeVar("T")
+
+PID = click.IntRange(min=1)
+
+SOCKET = click.option(
+    "--socket",
+    metavar="FILE",
+    type=click.Path(path_type=str, dir_okay=False),
+    help="Socket of the controller (default: controller.sock in the user's runtime directory).",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFlags:
+    """``socket`` None: the usual place. ``here``: do the work in this process, whatever runs."""
+
+    socket: str | None = None
+    here: bool = False
+
+    @property
+    def given(self) -> bool:
+        return self.here or self.socket is not None
+
+    def run(
+        self,
+        session: Session,
+        work: Callable[[Controller, ProgressCallback], Awaitable[T]],
+        *,
+        phase: str = "",
+    ) -> T:
+        """Run ``work`` with the controller that these flags name, on an event loop."""
+        from ckptpipe.pipeline.cli.interruption import told
+
+        with told(session):
+            return session.run(lambda progress: self._work(session, work, progress), phase=phase)
+
+    async def _work(
+        self,
+        session: Session,
+        work: Callable[[Controller, ProgressCallback], Awaitable[T]],
+        progress: ProgressCallback,
+    ) -> T:
+        from ckptpipe.pipeline.controller.controller import Controller
+
+        def note(text: str) -> None:
+            session.say(f"note: {text}")
+
+        controller = await Controller.connect(
+            self.socket, where="here" if self.here else "auto", note=None if session.quiet else note
+        )
+        async with controller:
+            try:
+                return await work(controller, progress)
+            except Exception as error:
+                if not controller.held():
+                    raise
+                # Only this process can still save what is on the GPU: it must not end now.
+                from ckptpipe.pipeline.cli.failure import describe
+
+                for line in describe(error).lines:
+                    session.say(line)
+                pids = ", ".join(map(str, controller.held()))
+                session.say(
+                    f"this process holds the GPU memory of pid {pids} until it is recovered, from another shell: "
+                    "Ctrl-C gives it up"
+                )
+                await controller.serve_held(session.say)
+                raise
+
+
+def controller_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--socket and --no-controller; the command gets ``controller``: ControllerFlags."""
+
+    @functools.wraps(command)
+    def run(*args: Any, socket: str | None, no_controller: bool, **kwargs: Any) -> Any:
+        if socket is not None and no_controller:
+            raise click.UsageError("--socket names a controller, --no-controller wants none")
+        return command(*args, controller=ControllerFlags(socket, no_controller), **kwargs)
+
+    for flag in (
+        click.option("--no-controller", is_flag=True, help="Do the work in this process, whatever runs."),
+        SOCKET,
+    ):
+        run = flag(run)
+    return run
+
+
+def pid_option(*, multiple: bool = True, required: bool = True, text: str = "") -> Callable[..., Any]:
+    """--pid; the command gets ``pids``, or ``pid``."""
+    more = " May be repeated: processes that belong together." if multiple else ""
+    return click.option(
+        "--pid",
+        "pids" if multiple else "pid",
+        type=PID,
+        multiple=multiple,
+        required=required,
+        metavar="N",
+        help=(text or "The GPU process.") + more,
+    )
+
+
+def refuse_without_pid(given: dict[str, object]) -> None:
+    """UsageError for flags that mean something with --pid only, by the flag's name and what was said."""
+    for flag, value in given.items():
+        if value:
+            raise click.UsageError(f"{flag} goes with --pid")
