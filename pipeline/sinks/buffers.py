@@ -12,8 +12,10 @@ from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source, in_parallel
 from ckptpipe.pyx.staging import Lease, lease_buffer
+from ckptpipe.storage_backends.shielded import in_thread
 
 WRITERS = 4  # chunks copied side by side
+_ZEROS = bytes(1 << 20)
 
 
 class BuffersSink(Sink):
@@ -68,8 +70,7 @@ class BuffersSink(Sink):
                         if chunk.lease is not None:
                             await self._context.workers.copy(target, chunk.lease, chunk.raw_bytes)
                         else:
-                            with memoryview(target) as view:
-                                view[:] = bytes(chunk.raw_bytes)
+                            await in_thread(_clear, target)
                 finally:
                     chunk.release()
                 self.done_bytes += chunk.raw_bytes
@@ -91,6 +92,12 @@ class BuffersSink(Sink):
 
     def result(self) -> SinkResult:
         return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True)
+
+
+def _clear(target: Lease) -> None:
+    with memoryview(target) as view:
+        for at in range(0, len(view), len(_ZEROS)):
+            view[at : at + len(_ZEROS)] = _ZEROS[: len(view) - at]
 
 
 def names_of(stream: str) -> tuple[str, ...]:
