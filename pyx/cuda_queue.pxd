@@ -55,7 +55,7 @@ cdef extern from "cuda_queue.h" nogil:
     int ck_copies_eventfd(const ck_copies* queue)
     int ck_copies_host_eventfd(const ck_copies* queue)
     void ck_copies_submit(ck_copies* queue, ck_transfer* copy)
-    void ck_copies_cancel(ck_copies* queue, ck_transfer* copy)
+    void ck_copies_cancel(ck_transfer* copy)
     ck_transfer* ck_copies_reap(ck_copies* queue)
     ck_job* ck_copies_reap_host(ck_copies* queue)
     int ck_copies_running(ck_copies* queue)
@@ -70,7 +70,6 @@ cdef class Copy:
     cdef ck_transfer raw
     cdef Lease lease
     cdef object future
-    cdef CopyQueue queue
     cdef bint flying
 
 

@@ -39,11 +39,14 @@ cdef int live = 0
 @cython.freelist(64)
 @cython.no_gc_clear
 cdef class Copy:
-    """An operation in flight: holds its lease, and the queue's C side holds it, until it is reaped."""
+    """An operation in flight: holds its lease, and the queue's C side holds it, until it is reaped.
+
+    It does not hold the queue: one that was thrown away ends its operations when it is collected.
+    """
 
     def _abandon(self, future):
         if self.flying and future.cancelled():
-            ck_copies_cancel(self.queue.raw, &self.raw)
+            ck_copies_cancel(&self.raw)
 
 
 cdef class CopyQueue:
@@ -262,7 +265,6 @@ cdef class CopyQueue:
             future.set_result(None if kind == CK_COPY_UP else Scan(0, True))
             return future
         cdef Copy copy = Copy.__new__(Copy)
-        copy.queue = self
         copy.lease = lease
         copy.future = future
         copy.raw.kind = kind

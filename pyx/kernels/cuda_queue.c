@@ -62,10 +62,15 @@ static void finish(ck_copies *queue, ck_transfer *copy, int holds_place) {
     if (first) tell(queue);
 }
 
-/* Marks the end of what `stream` has been given; when that fails, waits for the stream itself, because memory
-   that the GPU may still write to must not be given back. */
-static int record(ck_copies *queue, ck_transfer *copy, cu_event event, cu_stream stream) {
-    if (!failed(copy, queue->cuda->event_record(event, stream), "cuEventRecord")) return 1;
+/* After `stream` was given work by `call`, which answered `result`: marks the work's end with an event, and says
+   whether it is to be waited for. An error does not prove that nothing was enqueued (it can be that of earlier
+   work), and memory that the GPU may still write to must not be given back: then the stream itself is waited
+   for, here. */
+static int mark(ck_copies *queue, ck_transfer *copy, cu_result result, const char *call, cu_event event,
+                cu_stream stream) {
+    if (!failed(copy, result, call) &&
+        !failed(copy, queue->cuda->event_record(event, stream), "cuEventRecord"))
+        return 1;
     queue->cuda->stream_synchronize(stream);
     return 0;
 }
@@ -80,25 +85,21 @@ static void issue_kernel(ck_copies *queue, ck_transfer *copy) {
         if (failed(copy, cuda->event_record(place->before, queue->down), "cuEventRecord")) return;
         if (failed(copy, cuda->stream_wait(queue->scan, place->before, 0), "cuStreamWaitEvent")) return;
     }
-    if (failed(copy,
-               cuda->launch(queue->kernel, CK_KERNEL_BLOCKS, 1, 1, CK_KERNEL_THREADS, 1, 1, 0, queue->scan,
-                            arguments, NULL),
-               "cuLaunchKernel"))
-        return;
-    copy->scanning = record(queue, copy, place->scanned, queue->scan);
+    cu_result result = cuda->launch(queue->kernel, CK_KERNEL_BLOCKS, 1, 1, CK_KERNEL_THREADS, 1, 1, 0, queue->scan,
+                                    arguments, NULL);
+    copy->scanning = mark(queue, copy, result, "cuLaunchKernel", place->scanned, queue->scan);
 }
 
 static void issue_copy(ck_copies *queue, ck_transfer *copy) {
     const ck_cuda *cuda = queue->cuda;
     cu_event copied = queue->places[copy->place].copied;
+    cu_result result;
     if (copy->kind == CK_COPY_DOWN) {
-        if (failed(copy, cuda->copy_down(copy->host, copy->device, copy->nbytes, queue->down), "cuMemcpyDtoHAsync"))
-            return;
-        copy->copying = record(queue, copy, copied, queue->down);
+        result = cuda->copy_down(copy->host, copy->device, copy->nbytes, queue->down);
+        copy->copying = mark(queue, copy, result, "cuMemcpyDtoHAsync", copied, queue->down);
     } else {
-        if (failed(copy, cuda->copy_up(copy->device, copy->host, copy->nbytes, queue->up), "cuMemcpyHtoDAsync"))
-            return;
-        copy->copying = record(queue, copy, copied, queue->up);
+        result = cuda->copy_up(copy->device, copy->host, copy->nbytes, queue->up);
+        copy->copying = mark(queue, copy, result, "cuMemcpyHtoDAsync", copied, queue->up);
     }
 }
 
@@ -115,9 +116,8 @@ static void scan_on_host(ck_copies *queue, ck_transfer *copy) {
     int zero = 1;
     for (size_t at = 0; at < copy->nbytes;) {
         size_t piece = copy->nbytes - at < BOUNCE_BYTES ? copy->nbytes - at : BOUNCE_BYTES;
-        if (failed(copy, cuda->copy_down(queue->bounce, copy->device + at, piece, queue->down), "cuMemcpyDtoHAsync"))
-            return;
-        if (!record(queue, copy, copied, queue->down)) return;
+        cu_result result = cuda->copy_down(queue->bounce, copy->device + at, piece, queue->down);
+        if (!mark(queue, copy, result, "cuMemcpyDtoHAsync", copied, queue->down)) return;
         if (failed(copy, cuda->event_synchronize(copied), "cuEventSynchronize")) return;
         int piece_zero;
         crc = ck_pass(NULL, queue->bounce, piece, crc, &piece_zero);
@@ -264,8 +264,7 @@ void ck_copies_submit(ck_copies *queue, ck_transfer *copy) {
     pthread_mutex_unlock(&queue->mutex);
 }
 
-void ck_copies_cancel(ck_copies *queue, ck_transfer *copy) {
-    (void)queue;
+void ck_copies_cancel(ck_transfer *copy) {
     __atomic_store_n(&copy->cancelled, 1, __ATOMIC_RELAXED);
 }
 

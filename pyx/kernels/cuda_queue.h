@@ -55,7 +55,7 @@ int ck_copies_open(ck_copies **queue, const ck_copies_options *options, const ch
 int ck_copies_eventfd(const ck_copies *queue);
 int ck_copies_host_eventfd(const ck_copies *queue); /* -1: checksums are the device's */
 void ck_copies_submit(ck_copies *queue, ck_transfer *copy);
-void ck_copies_cancel(ck_copies *queue, ck_transfer *copy);
+void ck_copies_cancel(ck_transfer *copy);
 /* The operations that ended, oldest first, linked by next; also clears the eventfd. */
 ck_transfer *ck_copies_reap(ck_copies *queue);
 /* The same for those whose checksum the host threads made: jobs, whose results are then in job->crc, job->zero. */
