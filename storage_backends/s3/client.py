@@ -176,7 +176,7 @@ class S3Client:
         if not 400 <= fault.status < 500 and fault.status != 501:
             return False
         said = f"{fault.code} {fault.message}".lower()
-        checked = [key for key in sent if key.startswith("Checksum")]
+        checked = [key for key in sent if key.startswith("Checksum") and key != "ChecksumMode"]
         if checked and "checksum" in said and "mismatch" not in said and fault.code not in ("BadDigest",):
             if self.options.checksum == "crc32c":
                 return False

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from ckptpipe.storage_backends.errors import ObjectNotFound, StorageError, Throttled, TransientError
+from ckptpipe.storage_backends.errors import (
+    ObjectNotFound,
+    ObjectTruncated,
+    StorageError,
+    Throttled,
+    TransientError,
+)
 from tests.services.fault_proxy import SLOW_DOWN_BODY, Fault, FaultProxy, answer
 from tests.services.s3_server import S3Server
 from tests.storage_backends.s3.store import MIB, Store, boto, data_of, key_prefix, run, uploads
@@ -15,7 +22,9 @@ from tests.storage_backends.s3.store import MIB, Store, boto, data_of, key_prefi
 pytestmark = pytest.mark.s3
 
 DATA = data_of(1, 14 * MIB)
-PARTS = {"part_bytes": 5 * MIB}
+PARTS: dict[str, Any] = {"part_bytes": 5 * MIB}
+SECOND = b"Range: bytes=1048576-"
+COMPLETE = b"POST /ckptpipe/tests/complete/object?uploadId="
 
 
 def _loops() -> list[object]:
@@ -84,13 +93,13 @@ def test_put(
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(b"range: bytes=1048576-", cut_answer_after=300_000),
-        Fault(b"range: bytes=1048576-", cut_answer_after=40),
-        Fault(b"range: bytes=1048576-", stall_answer_after=200_000),
-        Fault(b"range: bytes=1048576-", stall_answer_after=0),
-        Fault(b"range: bytes=1048576-", answer=answer("503 Slow Down", SLOW_DOWN_BODY), times=2),
-        Fault(b"range: bytes=1048576-", answer=b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n"),
-        Fault(b"range: bytes=1048576-", answer=b"SSH-2.0-OpenSSH_9.2\r\n\r\n"),
+        Fault(SECOND, cut_answer_after=300_000),
+        Fault(SECOND, cut_answer_after=40),
+        Fault(SECOND, stall_answer_after=200_000),
+        Fault(SECOND, stall_answer_after=0),
+        Fault(SECOND, answer=answer("503 Slow Down", SLOW_DOWN_BODY), times=2),
+        Fault(SECOND, answer=b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n"),
+        Fault(SECOND, answer=b"SSH-2.0-OpenSSH_9.2\r\n\r\n"),
     ],
     ids=["cut", "cut-in-head", "stall", "no-answer", "slow-down", "broken-head", "not-http"],
 )
@@ -102,7 +111,6 @@ def test_get(
 ) -> None:
     async def main(store: Store) -> None:
         fault.seen = 0
-        fault.needle = b"Range: bytes=1048576-"
         await store.write("object", DATA[: 4 * MIB])
         proxy.add(fault)
         assert await store.read("object", 4 * MIB) == DATA[: 4 * MIB]
@@ -182,36 +190,47 @@ def test_complete_answers_200_with_an_error_inside(seaweedfs: S3Server, proxy: F
     body = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>again, please</Message></Error>"
 
     async def main(store: Store) -> None:
-        fault = proxy.add(Fault(b"POST", answer=answer("200 OK", body), times=0))
-        writer = await store.backend.create("object")
-        for start in range(0, len(DATA), MIB):
-            await store.append(writer, DATA[start : start + MIB])
-        proxy.add(Fault(b"uploadId=", times=0))
-        fault.needle, fault.times = b"?uploadId=", 1
-        info = await writer.finish()
+        fault = proxy.add(Fault(COMPLETE, answer=answer("200 OK", body)))
+        info = await store.write("object", DATA)
         assert info.size == len(DATA)
         assert fault.seen == 1
         assert store.backend.report().retries == 1
+        assert await store.read("object", len(DATA)) == DATA
 
-    # One part in flight: when finish is called only the last part and the Complete still go out.
-    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, prefix="tests/complete", **PARTS)
 
 
 def test_complete_whose_answer_was_lost_is_a_success(seaweedfs: S3Server, proxy: FaultProxy) -> None:
     async def main(store: Store) -> None:
-        fault = proxy.add(
-            Fault(b"POST /" + seaweedfs.bucket.encode() + b"/tests/", lose_answer=True, times=0)
-        )
-        writer = await store.backend.create("object")
-        for start in range(0, len(DATA), MIB):
-            await store.append(writer, DATA[start : start + MIB])
-        fault.needle, fault.times = b"?uploadId=", 1
-        info = await writer.finish()
+        fault = proxy.add(Fault(COMPLETE, lose_answer=True))
+        info = await store.write("object", DATA)
         assert info.size == len(DATA)
         assert fault.seen == 1
         assert await store.read("object", len(DATA)) == DATA
 
-    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, prefix="tests/complete", **PARTS)
+
+
+def test_through_the_sdk(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    """As where a proxy is set: slower, and a cut answer goes on all the same."""
+
+    async def main(store: Store) -> None:
+        await store.write("object", DATA[: 4 * MIB])
+        store.backend._shared.get._leave_to_sdk("a test wants it")
+        cut = proxy.add(Fault(SECOND, cut_answer_after=500_000))
+        slow = proxy.add(Fault(b"Range: bytes=0-", answer=answer("503 Slow Down", SLOW_DOWN_BODY)))
+        assert await store.read("object", 4 * MIB) == DATA[: 4 * MIB]
+        assert (cut.seen, slow.seen) == (1, 1)
+        assert store.backend.report().retries >= 1
+        assert any("SDK" in note for note in store.backend.report().notes)
+        with pytest.raises(ObjectTruncated):
+            await store.read("object", 100, 4 * MIB - 50)
+        with pytest.raises(ObjectTruncated):
+            await store.read("object", 100, 5 * MIB)
+        with pytest.raises(ObjectNotFound):
+            await store.read("nothing", 100)
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url)
 
 
 def test_conditional_put_whose_answer_was_lost_is_our_own(seaweedfs: S3Server, proxy: FaultProxy) -> None:
