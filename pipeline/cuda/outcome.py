@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from ckptpipe.pipeline.cuda import open_operations
-from ckptpipe.pipeline.cuda.errors import CaptureFailed
+from ckptpipe.pipeline.cuda.errors import CaptureFailed, TargetGone
 from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pyx.errors import CkptpipeError
@@ -27,6 +27,11 @@ async def settle_failure(
 async def _settle(
     sessions: Sequence[ProcessSession], error: BaseException, restore: bool, images: Sequence[str]
 ) -> BaseException:
+    dead = [session for session in sessions if not session.target.alive]
+    if dead and not isinstance(error, TargetGone | asyncio.CancelledError):
+        gone = TargetGone(f"{' and '.join(map(str, dead))} ended in the middle", pid=dead[0].pid)
+        gone.__cause__ = error
+        error = gone
     stuck: dict[int, ProcessState | None] = {}
     sentences: list[str] = []
     cures: list[str] = []

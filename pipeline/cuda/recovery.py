@@ -133,6 +133,12 @@ async def recover(
             else:
                 result.actions += await steps.bring_on(before)
             result.after = (await session.state()).name
+        except UsageError:  # nothing was tried: the operation stays open, if there is one
+            if session.operation is not None:
+                open_operations.keep(session)
+            else:
+                await session.aclose()
+            raise
         except BaseException as error:
             images = session.record.images if session.record is not None else ()
             raise await settle_failure([session], error, restore=False, images=images) from None

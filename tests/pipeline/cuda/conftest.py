@@ -46,10 +46,14 @@ def world(make_world: Callable[..., SimWorld]) -> SimWorld:
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., Target]]:
-    """``spawn(world, buffers)``: a target that ends with the test, whatever state it is in."""
+    """``spawn(world, buffers)``: a target that ends with the test, whatever state it is in.
+
+    The C program starts ten times faster than the one in Python (``program="sums"``).
+    """
     targets: list[Target] = []
 
     def start(world: SimWorld, buffers: object = ((0, 3 << 20), (1, 1 << 20)), **options: object) -> Target:
+        options.setdefault("program", str(world.library / "plain_target"))
         targets.append(Target(world.environment(), buffers, **options))  # type: ignore[arg-type]
         return targets[-1]
 
