@@ -43,21 +43,9 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     folder = tmp_path_factory.mktemp("kernel")
     (folder / "emulation.c").write_text(EMULATION, encoding="utf-8")
     library = folder / "emulation.so"
-    subprocess.run(
-        [
-            compiler,
-            "-O2",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-shared",
-            "-fPIC",
-            "-I",
-            str(cuda_kernel.SOURCE.parent),
-        ]
-        + ["-o", str(library), str(folder / "emulation.c")],
-        check=True,
-    )
+    include = str(cuda_kernel.SOURCE.parent)
+    options = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-I", include, "-o", str(library)]
+    subprocess.run([compiler, *options, str(folder / "emulation.c")], check=True)
     code = ctypes.CDLL(str(library))
     code.emulate.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
     chance = random.Random(3)
