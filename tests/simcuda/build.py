@@ -10,11 +10,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "source"
 CACHE = HERE.parent.parent / "build" / "simcuda"
+KEEP_SECONDS = 7 * 86400
+"""How long builds of other sources are kept."""
 FLAGS = ("-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pthread")
 LIBRARY = (
     *("world", "faults", "call", "process", "device", "context", "memory", "host_memory", "copy", "stream"),
@@ -37,6 +40,9 @@ def build() -> Path:
     if folder.is_dir():
         return folder
     CACHE.mkdir(parents=True, exist_ok=True)
+    for old in CACHE.iterdir():
+        if time.time() - old.stat().st_mtime > KEEP_SECONDS:
+            shutil.rmtree(old, ignore_errors=True)
     fresh = Path(tempfile.mkdtemp(prefix="new-", dir=CACHE))
     try:
         # Calls of memcpy, mmap and munmap go to libc: a preloaded library can take their place.

@@ -175,6 +175,7 @@ def test_an_older_driver_has_no_custom_storage() -> None:
             hold_contexts(1)
             assert lock(target.pid) == "SUCCESS"
             assert error(checkpoint_custom(library, target.pid)[0]) == "INVALID_VALUE"
+            assert error(driver.cuCheckpointOperationComplete(0)) == "NOT_SUPPORTED"
 
 
 def test_gpus_can_be_exchanged_on_restore(world: SimWorld, library: ctypes.CDLL) -> None:

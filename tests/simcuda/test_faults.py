@@ -21,6 +21,11 @@ from tests.simcuda.storage import restore as restore_custom
 BUFFERS = [(0, 4 << 20), (1, 1 << 20)]
 
 
+def _plain(world: SimWorld) -> Target:
+    """A target that is there at once."""
+    return Target(world.environment(), [(0, 65536), (1, 4096)], program=str(world.library / "plain_target"))
+
+
 def test_the_nth_call_alone_fails(world: SimWorld, library: ctypes.CDLL) -> None:
     fault = world.fault("cuMemAlloc", nth=2, times=2, error="CUDA_ERROR_OUT_OF_MEMORY")
     results = [error(driver.cuMemAlloc(4096)) for _ in range(5)]
@@ -98,7 +103,7 @@ def test_a_target_can_be_left_failed(world: SimWorld, library: ctypes.CDLL) -> N
 def test_a_target_that_dies_at_any_point_of_any_call(
     which: str, point: str, world: SimWorld, library: ctypes.CDLL
 ) -> None:
-    with Target(world.environment(), BUFFERS) as target:
+    with _plain(world) as target:
         pid = target.pid
         name = "cuCheckpointOperationComplete" if which == "Complete" else f"cuCheckpointProcess{which}"
         fault = world.fault(name, point=point, kill_target=True)
@@ -122,7 +127,6 @@ def test_a_target_that_dies_at_any_point_of_any_call(
 
 CONTROLLER = """
 import sys
-from cuda.bindings import driver
 from tests.simcuda.driver import checkpoint, hold_contexts, lock, restore, unlock
 hold_contexts(2)
 for call in (lock, checkpoint, restore, unlock):
@@ -135,7 +139,7 @@ for call in (lock, checkpoint, restore, unlock):
 def test_a_controller_that_dies_leaves_a_whole_target(
     which: str, point: str, world: SimWorld, library: ctypes.CDLL
 ) -> None:
-    with Target(world.environment(), BUFFERS) as target:
+    with _plain(world) as target:
         world.fault(f"cuCheckpointProcess{which}", point=point, kill_caller=True)
         root = str(Path(__file__).resolve().parent.parent.parent)
         child = subprocess.run(
@@ -210,6 +214,34 @@ def test_a_failed_copy_fails_its_event_and_its_stream(world: SimWorld, library: 
     call(driver.cuMemcpyDtoHAsync(pinned, address, 1 << 20, good))
     call(driver.cuEventRecord(other, good))
     assert error(driver.cuEventSynchronize(other)) == "SUCCESS"
+
+
+def test_a_failed_copy_keeps_a_checkpoint_open(world: SimWorld, library: ctypes.CDLL) -> None:
+    with Target(world.environment(), BUFFERS) as target:
+        assert lock(target.pid) == "SUCCESS"
+        code, operation = checkpoint_custom(library, target.pid)
+        assert code == 0 and operation is not None
+        device = operation.devices[0]
+        pinned = call(driver.cuMemHostAlloc(4096, 0))
+        world.fault("cuMemcpyDtoHAsync", error="CUDA_ERROR_ECC_UNCORRECTABLE", scope="stream")
+        call(driver.cuMemcpyDtoHAsync(pinned, device.address, 4096, device.stream))
+        assert error(operation.complete()) == "ECC_UNCORRECTABLE"
+        assert state(target.pid) == "CHECKPOINTING"
+
+
+def test_two_controllers_take_turns(world: SimWorld, library: ctypes.CDLL) -> None:
+    with Target(world.environment(), BUFFERS) as target:
+        held = world.fault("cuCheckpointProcessLock", point="middle", hold=True)
+        results: list[str] = []
+        threads = [threading.Thread(target=lambda: results.append(lock(target.pid))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        held.wait()
+        held.release()
+        for thread in threads:
+            thread.join()
+        assert sorted(results) == ["ILLEGAL_STATE", "SUCCESS"]
+        assert state(target.pid) == "LOCKED"
 
 
 def test_a_failed_copy_can_break_its_context(world: SimWorld, library: ctypes.CDLL) -> None:

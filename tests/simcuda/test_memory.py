@@ -67,12 +67,12 @@ def test_memory_is_counted_over_processes_and_refused_when_full(
     world: SimWorld, library: ctypes.CDLL
 ) -> None:
     total = call(driver.cuMemGetInfo())[1]
-    with Target(world.environment(), [(0, 256 * MIB)]) as target:
-        assert call(driver.cuMemGetInfo())[0] == total - 2 * (2 * MIB) - 256 * MIB
-        assert error(driver.cuMemAlloc(total - 256 * MIB)) == "OUT_OF_MEMORY"
-        call(driver.cuMemAlloc(total - 300 * MIB))
+    with Target(world.environment(), [(0, 24 * MIB)]) as target:
+        assert call(driver.cuMemGetInfo())[0] == total - 2 * (2 * MIB) - 24 * MIB
+        assert error(driver.cuMemAlloc(total - 24 * MIB)) == "OUT_OF_MEMORY"
+        call(driver.cuMemAlloc(total - 40 * MIB))
         target.kill()
-        call(driver.cuMemAlloc(256 * MIB))  # a dead process's memory is free
+        call(driver.cuMemAlloc(24 * MIB))  # a dead process's memory is free
 
 
 def test_device_addresses_are_checked_and_the_cpu_cannot_touch_them(
@@ -114,6 +114,29 @@ def test_a_call_without_a_context_is_refused(world: SimWorld) -> None:
         assert call(driver.cuDevicePrimaryCtxGetState(1))[1] == 0
         assert error(driver.cuMemAlloc(16)) == "CONTEXT_IS_DESTROYED"
         assert world.used(1) == 0
+
+
+IMPORTER = """
+import ctypes, sys
+from cuda.bindings import driver
+from tests.simcuda.driver import call, hold_contexts
+hold_contexts(1)
+handle = driver.CUipcMemHandle()
+ctypes.memmove(handle.getPtr(), bytes.fromhex(sys.argv[1]), 64)
+data = bytearray(16)
+call(driver.cuMemcpyDtoH(data, call(driver.cuIpcOpenMemHandle(handle, 1)), 16))
+print(data.hex())
+"""
+
+
+def test_memory_is_shared_between_processes(world: SimWorld, library: ctypes.CDLL) -> None:
+    address = call(driver.cuMemAlloc(MIB))
+    call(driver.cuMemsetD8(address, 0x5A, MIB))
+    handle = call(driver.cuIpcGetMemHandle(address))
+    environment = world.environment(PYTHONPATH=str(KERNEL.parent.parent.parent))
+    command = [sys.executable, "-c", IMPORTER, ctypes.string_at(handle.getPtr(), 64).hex()]
+    assert subprocess.check_output(command, env=environment, text=True).strip() == "5a" * 16
+    assert world.process(os.getpid()).uses == ("ipc",)
 
 
 def test_registered_memory(world: SimWorld, library: ctypes.CDLL) -> None:

@@ -63,6 +63,23 @@ def test_links_of_two_gpus_are_apart(world: SimWorld, library: ctypes.CDLL) -> N
     call(driver.cuEventSynchronize(events[0]))
 
 
+def test_copies_share_their_link(world: SimWorld, address: Any, pinned: Any) -> None:
+    rate = 64 * MIB
+    streams = [call(driver.cuStreamCreate(NON_BLOCKING)) for _ in range(2)]
+    start = call(driver.cuEventCreate(0))
+    call(driver.cuEventRecord(start, streams[0]))
+    call(driver.cuEventSynchronize(start))
+    world.link(0, to_host=rate)
+    for k, stream in enumerate(streams):
+        call(driver.cuMemcpyDtoHAsync(int(pinned) + k * MIB, address, MIB, stream))
+    ends = [call(driver.cuEventCreate(0)) for _ in streams]
+    for end, stream in zip(ends, streams, strict=True):
+        call(driver.cuEventRecord(end, stream))
+        call(driver.cuEventSynchronize(end))
+    # A lower bound: however slow the machine is, the later of the two had to wait for both.
+    assert max(call(driver.cuEventElapsedTime(start, end)) for end in ends) >= 2 * MIB / rate * 1000
+
+
 def test_work_on_a_stream_runs_in_order(world: SimWorld, address: Any, pinned: Any) -> None:
     stream = call(driver.cuStreamCreate(NON_BLOCKING))
     for value in range(50):

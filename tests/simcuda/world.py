@@ -133,6 +133,7 @@ class SimWorld:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OSError(-error, os.strerror(-error), str(self.directory))
         self._world = handle.value or 0
+        self._faults: list[Fault] = []
         self.gpus = tuple(
             SimGpu(
                 index=i,
@@ -164,9 +165,15 @@ class SimWorld:
     def close(self) -> None:
         """Remove every file. A process that still runs on it keeps what it has mapped, and nothing else."""
         if self._world:
+            self._let_go()
             self._control.control_close(self._world)
             self._world = 0
             shutil.rmtree(self.directory)
+
+    def _let_go(self) -> None:
+        """A call that a fault holds must not outlive its test."""
+        for fault in self._faults:
+            fault.release()
 
     def environment(self, base: Mapping[str, str] | None = None, **more: str) -> dict[str, str]:
         """For a child process: ``base`` (this process's, if None) in which libcuda.so.1 is the simulation."""
@@ -181,24 +188,26 @@ class SimWorld:
         """This process's libcuda.so.1 is the simulation, in this world; on leaving, it has never used CUDA.
 
         The library stays loaded (its soname answers every later dlopen); without a world it has no device.
-        Code that keeps entry points sees those of the first world: versions are tested in child processes.
+        cuda-bindings keeps the entry points that it found first, so it is shown all of them; what this world's
+        driver is too old for answers NOT_SUPPORTED there, and cuGetProcAddress doesn't find it.
         """
-        global _in_process
-        if _in_process is None:
-            _in_process = ctypes.CDLL(str(self.library / "libcuda.so.1"))
+        if "SIMCUDA_DIR" in os.environ:
+            raise RuntimeError("this process is on a simulated machine already")
+        library = _load(self.library)
         wanted = {"SIMCUDA_DIR": str(self.directory)} | more
         before = {name: os.environ.get(name) for name in wanted}
-        _in_process.simcuda_reset()
+        library.simcuda_reset()
         os.environ.update(wanted)
         try:
-            yield _in_process
+            yield library
         finally:
+            self._let_go()
             for name, value in before.items():
                 if value is None:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-            _in_process.simcuda_reset()
+            library.simcuda_reset()
 
     def fault(
         self,
@@ -247,7 +256,9 @@ class SimWorld:
         index = self._control.control_fault(self._world, ctypes.byref(order))
         if index < 0:
             raise OSError(-index, "too many faults are ordered in this world")
-        return Fault(self._control, self._world, index, call)
+        fault = Fault(self._control, self._world, index, call)
+        self._faults.append(fault)
+        return fault
 
     def link(self, gpu: int, *, to_host: int | None = None, to_device: int | None = None) -> None:
         """Set a GPU's link speed: bytes a second, 0 for no limit, STALLED. Copies under way see it at once."""
@@ -305,6 +316,18 @@ class SimWorld:
             operation_pid=view.operation_pid,
             uses=tuple(name for bit, name in ((1, "uvm"), (2, "ipc")) if view.flags & bit),
         )
+
+
+def _load(folder: Path) -> ctypes.CDLL:
+    """This process's simulated libcuda, loaded once."""
+    global _in_process
+    if _in_process is None:
+        _in_process = ctypes.CDLL(str(folder / "libcuda.so.1"))
+        with contextlib.suppress(ImportError):
+            from cuda.bindings import driver
+
+            driver.cuDriverGetVersion()  # looks for every entry point, while no world says what is missing
+    return _in_process
 
 
 def _memory_folder() -> str | None:

@@ -86,7 +86,7 @@ static CUresult complete(Operation *operation, int fault) {
         if (!live) result = CUDA_ERROR_INVALID_CONTEXT; /* its context was reset meanwhile */
     }
     for (unsigned int i = 0; i < operation->info.deviceCount && result == CUDA_SUCCESS; i++)
-        result = stream_wait(operation->device[i].stream, operation->device[i].stream->submitted);
+        result = stream_wait(operation->device[i].stream);
     if (result != CUDA_SUCCESS) {
         operation->completing = 0;
         return result;

@@ -87,8 +87,8 @@ typedef struct {
     World *world;
     Process *process;
     int pid;
-    int initialized;
-    int stopping;
+    _Atomic int initialized;
+    _Atomic int stopping;
     int threads;
     int gpus;
     unsigned char *memory[MAX_GPUS]; /* of physical GPUs */
@@ -171,7 +171,7 @@ Stream *stream_make(Context *context, unsigned int flags);
 void stream_destroy(Stream *stream);
 void stream_release(Stream *stream);
 CUresult stream_submit(Stream *stream, Work work, int wait);
-CUresult stream_wait(Stream *stream, uint64_t number);
+CUresult stream_wait(Stream *stream); /* for all that was submitted before */
 CUresult streams_wait_all(const Context *context, uint64_t deadline); /* NULL: of all contexts */
 
 /* work.c */

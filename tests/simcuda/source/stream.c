@@ -163,8 +163,9 @@ CUresult stream_submit(Stream *stream, Work work, int wait) {
     return result;
 }
 
-CUresult stream_wait(Stream *stream, uint64_t number) {
+CUresult stream_wait(Stream *stream) {
     pthread_mutex_lock(&sim.mutex);
+    uint64_t number = stream->submitted;
     stream->references++;
     while (stream->completed < number) process_wait();
     CUresult result = stream->error;
@@ -239,7 +240,7 @@ API(cuStreamQuery, "cuStreamQuery", (CUstream handle), (handle)) {
 API(cuStreamSynchronize, "cuStreamSynchronize", (CUstream handle), (handle)) {
     Stream *stream;
     CUresult result = usable(handle, &stream);
-    return result == CUDA_SUCCESS ? stream_wait(stream, stream->submitted) : result;
+    return result == CUDA_SUCCESS ? stream_wait(stream) : result;
 }
 
 API(cuStreamGetCtx, "cuStreamGetCtx", (CUstream handle, CUcontext *out), (handle, out)) {
