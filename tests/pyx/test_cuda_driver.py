@@ -36,11 +36,8 @@ def script(text: str, environment: dict[str, str]) -> str:
 def fake_driver(folder: Path, source: str) -> dict[str, str]:
     """The environment in which libcuda.so.1 is this C source."""
     (folder / "fake.c").write_text(source, encoding="utf-8")
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
-        + [str(folder / "fake.c")],
-        check=True,
-    )
+    library, code = str(folder / "libcuda.so.1"), str(folder / "fake.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, code], check=True)
     return os.environ | {"LD_LIBRARY_PATH": str(folder)}
 
 

@@ -63,7 +63,7 @@ def test_without_any_context_the_cure_is_told() -> None:
         done(driver.cuInit(0))
         with Mapping(MIB) as mapping:
             with pytest.raises(
-                cuda.CudaError, match="no GPU has a context.*retain the primary context"
+                cuda.CudaError, match=r"no GPU has a context.*retain the primary context"
             ) as caught:
                 cuda.pin(mapping)
             assert caught.value.name == "CUDA_ERROR_INVALID_CONTEXT"
@@ -88,7 +88,7 @@ def test_a_refusal_names_the_limit_and_leaves_nothing(error: str) -> None:
 def test_memory_that_somebody_else_pinned() -> None:
     with machine() as gpus, Mapping(MIB) as mapping, gpus.current(0):
         done(gpus.driver.cuMemHostRegister(mapping.address, MIB, 1))
-        with pytest.raises(cuda.CudaError, match="HOST_MEMORY_ALREADY_REGISTERED.*somebody pinned"):
+        with pytest.raises(cuda.CudaError, match=r"HOST_MEMORY_ALREADY_REGISTERED.*somebody pinned"):
             cuda.pin(mapping)
         done(gpus.driver.cuMemHostUnregister(mapping.address))
 
