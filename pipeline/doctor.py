@@ -1,70 +1,30 @@
 """`ckptpipe doctor`: what this machine offers to a save or a restore, and the cure for what it lacks.
 
-Nothing is changed, no network is asked, no secret is read out, no GPU is initialised.
+Nothing is changed, no network is asked, no secret is read out. Where there is a GPU driver, it is initialised.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import platform
 import shutil
 import sys
-import textwrap
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
 
 from ckptpipe.pipeline import machine
 from ckptpipe.pipeline.credential_source import find_credentials
+from ckptpipe.pipeline.doctor_gpu import gpu_findings
+from ckptpipe.pipeline.doctor_report import DoctorReport, Finding, Section
 from ckptpipe.pipeline.version import __version__
 from ckptpipe.pyx import checksum, copy, files
 from ckptpipe.pyx.io_engine import probe
 from ckptpipe.pyx.memory import numa_nodes
 from ckptpipe.storage_backends.quantities import format_bytes
 
-State = Literal["ok", "note", "missing"]
-_MARKS: dict[State, str] = {"ok": "+", "note": "!", "missing": "-"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """``state``: ok; note, it works but slower or with a limit; missing. ``cure`` "" where none is needed."""
-
-    name: str
-    value: str
-    state: State = "ok"
-    cure: str = ""
-
-
-@dataclass(slots=True)
-class Section:
-    title: str
-    findings: list[Finding] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class DoctorReport:
-    sections: list[Section]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def lines(self, width: int = 100) -> list[str]:
-        """One screen of text. ``+`` is there, ``!`` works with a limit, ``-`` is missing; cures below them."""
-        rows: list[str] = []
-        for section in self.sections:
-            rows.append(section.title)
-            for finding in section.findings:
-                rows += _folded(f"  {_MARKS[finding.state]} {finding.name:<16} ", finding.value, width)
-                if finding.cure:
-                    rows += _folded(f"{'':<20} -> ", finding.cure, width)
-        return rows
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
+__all__ = ["DoctorReport", "Finding", "Section", "examine"]
 
 
 async def examine(path: str | os.PathLike[str] = ".") -> DoctorReport:
@@ -74,7 +34,7 @@ async def examine(path: str | os.PathLike[str] = ".") -> DoctorReport:
         Section("processor and memory", _processor() + _memory()),
         Section("files", await asyncio.to_thread(_files, Path(path))),
         Section("object store", await asyncio.to_thread(_object_store)),
-        Section("GPU", _gpu()),
+        Section("GPU", await gpu_findings()),
     ]
     return DoctorReport(sections)
 
@@ -230,38 +190,7 @@ def _object_store() -> list[Finding]:
     return [credentials, Finding("S3 endpoint", f"{where}, region {source.region or 'not set'}")]
 
 
-def _gpu() -> list[Finding]:
-    """The driver's version only: cuInit would make contexts and take seconds."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return [
-            Finding(
-                "driver", "no GPU driver found (libcuda.so.1); files, buffers and stores need none", "note"
-            )
-        ]
-    number = ctypes.c_int(0)
-    status = driver.cuDriverGetVersion(ctypes.byref(number))
-    if status != 0:
-        return [Finding("driver", f"libcuda.so.1 loads, cuDriverGetVersion answers error {status}", "note")]
-    findings = [Finding("driver", f"CUDA {number.value // 1000}.{number.value % 1000 // 10}")]
-    try:
-        kernel = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
-    except (OSError, IndexError):
-        kernel = ""
-    if kernel:
-        findings.append(Finding("kernel module", kernel.removeprefix("NVRM version:").strip()))
-    findings.append(Finding("capture", "not in this release: files and host buffers only", "note"))
-    return findings
-
-
 def _without_user(url: str) -> str:
     """An endpoint's URL without a user and password that somebody wrote into it."""
     scheme, separator, rest = url.rpartition("://")
     return scheme + separator + rest.rpartition("@")[2]
-
-
-def _folded(head: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
-    ) or [head.rstrip()]

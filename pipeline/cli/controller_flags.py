@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -33,10 +33,14 @@ class ControllerFlags:
 
     socket: str | None = None
     here: bool = False
+    said: list[str] = field(default_factory=list)  # notes that the user has seen before the work began
 
     @property
     def given(self) -> bool:
         return self.here or self.socket is not None
+
+    def unsaid(self, notes: list[str]) -> list[str]:
+        return [note for note in notes if note not in self.said]
 
     def run(
         self,
@@ -60,6 +64,7 @@ class ControllerFlags:
         from ckptpipe.pipeline.controller.controller import Controller
 
         def note(text: str) -> None:
+            self.said.append(text)
             session.say(f"note: {text}")
 
         controller = await Controller.connect(

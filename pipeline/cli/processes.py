@@ -48,7 +48,7 @@ def save_processes(
     session.show(
         result.as_json(),
         lambda: [*tables.saved(result), *process_tables.processes(result.facts)],
-        tables.save_notes(result),
+        controller.unsaid(tables.save_notes(result)),
     )
 
 
@@ -66,7 +66,7 @@ def restore_processes(
     session.show(
         result.as_json(),
         lambda: [*tables.read(result), *process_tables.processes(result.facts)],
-        tables.read_notes(result),
+        controller.unsaid(tables.read_notes(result)),
     )
 
 

@@ -58,7 +58,7 @@ class Job:
 
     def __str__(self) -> str:
         pids = f" of pid {', '.join(map(str, self.pids))}" if self.pids else ""
-        return f"job {self.number}, a {self.kind}{pids} for client {self.client}"
+        return f"job {self.number} ({self.kind}{pids}, for client {self.client})"
 
     @property
     def over(self) -> bool:

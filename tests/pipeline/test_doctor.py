@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptpipe.pipeline import doctor
+from ckptpipe.pipeline import doctor, doctor_gpu
 from ckptpipe.pipeline.doctor import DoctorReport, Finding, examine
 from ckptpipe.pyx import checksum, copy
 from ckptpipe.pyx.io_engine import EngineProbe
@@ -92,7 +92,7 @@ def test_no_gpu_driver(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    monkeypatch.setattr(doctor_gpu, "CDLL", refuse)
     assert "no GPU driver found" in finding(look(workdir), "driver").value
 
 
@@ -102,7 +102,7 @@ def test_gpu_driver_version(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> N
             ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = 13040  # type: ignore[arg-type]
             return 0
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr(doctor_gpu, "CDLL", lambda name: Driver())
     assert finding(look(workdir), "driver").value == "CUDA 13.4"
 
 

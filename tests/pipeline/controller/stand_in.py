@@ -7,8 +7,11 @@ raises CaptureFailed; ``defect`` raises a ValueError; ``stuck`` is cancelled and
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import codecs
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -187,12 +190,28 @@ async def runs(socket: Path) -> bool:
 
 
 def _main() -> None:
-    socket, *rest = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("socket", type=Path)
+    parser.add_argument("--idle-exit", type=float)
+    parser.add_argument("--user", type=int)
+    options = parser.parse_args()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.umask(0)  # whatever the caller's is, the socket must be private
-    idle = float(rest[0]) if rest else None
+    if options.user is not None:
+        _become(options.user)
     with contextlib.suppress(KeyboardInterrupt):
-        run(lambda: serve(Path(socket), actions=StandIn(), idle_exit=idle))
+        run(lambda: serve(options.socket, actions=StandIn(), idle_exit=options.idle_exit))
+
+
+def _become(user: int) -> None:
+    """After everything is imported: another user may not be able to read where Python lies."""
+    new_event_loop().close()
+    codecs.lookup("ascii")
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+    # A process that changed its user cannot read its own /proc/self/fd until it says so (prctl(2)).
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
 
 
 if __name__ == "__main__":

@@ -114,11 +114,11 @@ def test_a_process_in_use_is_refused_with_its_user(socket: Path) -> None:
             first = asyncio.create_task(controller.save(pid, to="/images", name="wait"))
             await until(lambda: server.actions.working == [pid])
             with pytest.raises(
-                TargetBusy, match=rf"process {pid} is in use: job 1, a save of pid {pid} for client"
+                TargetBusy, match=rf"process {pid} is in use: job 1 \(save of pid {pid}, for client"
             ):
                 await controller.save(pid, to="/images", name="steps")
             (report,) = await controller.state(pid)
-            assert report.busy.startswith("job 1, a save")
+            assert report.busy.startswith("job 1 (save")
             await _cancelled(first)
             assert (await controller.save(pid, to="/images", name="steps")).name == "steps"
 
