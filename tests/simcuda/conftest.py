@@ -9,8 +9,6 @@ import pytest
 
 from tests.simcuda import SimWorld
 
-pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python: pip install 'ckptpipe[gpu]'")
-
 
 @pytest.fixture
 def world() -> Iterator[SimWorld]:

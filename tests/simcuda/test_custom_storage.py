@@ -9,10 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from cuda.bindings import driver
 
 from tests.simcuda import SimWorld, Target
-from tests.simcuda.driver import call, checkpoint, error, hold_contexts, lock, restore, state, unlock
+from tests.simcuda.driver import call, checkpoint, driver, error, hold_contexts, lock, restore, state, unlock
 from tests.simcuda.storage import Operation
 from tests.simcuda.storage import checkpoint as checkpoint_custom
 from tests.simcuda.storage import restore as restore_custom

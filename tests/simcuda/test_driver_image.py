@@ -6,10 +6,8 @@ import ctypes
 import subprocess
 from pathlib import Path
 
-from cuda.bindings import driver
-
 from tests.simcuda import SimWorld, Target
-from tests.simcuda.driver import call, checkpoint, error, hold_contexts, lock, restore, state, unlock
+from tests.simcuda.driver import call, checkpoint, driver, error, hold_contexts, lock, restore, state, unlock
 from tests.simcuda.storage import restore as restore_on
 
 MIB = 1 << 20
@@ -25,6 +23,10 @@ def _mappings(pid: int) -> dict[tuple[int, int], str]:
     return found
 
 
+def _writable(mappings: dict[tuple[int, int], str]) -> int:
+    return sum(last - first for (first, last), what in mappings.items() if what == "rw-p 0 ")
+
+
 def test_it_is_one_new_anonymous_mapping_that_holds_the_allocations(
     world: SimWorld, library: ctypes.CDLL
 ) -> None:
@@ -33,13 +35,14 @@ def test_it_is_one_new_anonymous_mapping_that_holds_the_allocations(
         assert lock(target.pid) == "SUCCESS"
         before = _mappings(target.pid)
         assert checkpoint(target.pid) == "SUCCESS"
+        grown = _writable(_mappings(target.pid)) - _writable(before)
         process = world.process(target.pid)
         first, last = process.image_address, process.image_address + process.image_bytes
         covering = [span for span in _mappings(target.pid) if span[0] < last and first < span[1]]
         assert _mappings(target.pid)[covering[0]] == "rw-p 0 "
         assert len(covering) == 1
         assert not any(span[0] < last and first < span[1] for span in before)
-        assert process.image_bytes == 2 * CONTEXT + 8 * MIB
+        assert process.image_bytes == grown == 2 * CONTEXT + 8 * MIB
         with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(first)
             image = memory.read(last - first)

@@ -11,10 +11,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from cuda.bindings import driver
 
 from tests.simcuda import SimWorld, Target
-from tests.simcuda.driver import call, checkpoint, error, lock, restore, state, unlock
+from tests.simcuda.driver import call, checkpoint, driver, error, lock, restore, state, unlock
 from tests.simcuda.storage import checkpoint as checkpoint_custom
 from tests.simcuda.storage import restore as restore_custom
 

@@ -11,10 +11,9 @@ import zlib
 from pathlib import Path
 
 import pytest
-from cuda.bindings import driver
 
 from tests.simcuda import SimWorld, Target
-from tests.simcuda.driver import call, error, hold_contexts
+from tests.simcuda.driver import call, driver, error, hold_contexts
 
 MIB = 1 << 20
 KERNEL = Path(__file__).resolve().parent.parent.parent / "pyx" / "kernels" / "crc32c_device.cu"

@@ -7,10 +7,9 @@ import os
 from typing import Any
 
 import pytest
-from cuda.bindings import driver
 
 from tests.simcuda import STALLED, SimWorld
-from tests.simcuda.driver import call, error
+from tests.simcuda.driver import call, driver, error
 
 MIB = 1 << 20
 NON_BLOCKING = 1

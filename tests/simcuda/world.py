@@ -322,6 +322,10 @@ def _load(folder: Path) -> ctypes.CDLL:
     """This process's simulated libcuda, loaded once."""
     global _in_process
     if _in_process is None:
+        with contextlib.suppress(OSError):
+            loaded = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            if not hasattr(loaded, "simcuda_version"):
+                raise RuntimeError("this process uses a real GPU's driver: attach to a world in another one")
         _in_process = ctypes.CDLL(str(folder / "libcuda.so.1"))
         with contextlib.suppress(ImportError):
             from cuda.bindings import driver

@@ -22,7 +22,7 @@ int physical(int ordinal) { return sim.process->gpu_of[ordinal]; }
 
 void process_wait(void) {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += (long)WAIT_NS;
     if (until.tv_nsec >= 1000000000l) {
         until.tv_nsec -= 1000000000l;
@@ -142,7 +142,11 @@ CUresult process_init(void) {
         result = CUDA_ERROR_NOT_INITIALIZED; /* a forked child can't use its parent's driver */
     } else if (!sim.initialized) {
         sim.pid = getpid();
-        pthread_cond_init(&sim.progress, NULL);
+        pthread_condattr_t monotonic;
+        pthread_condattr_init(&monotonic);
+        pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+        pthread_cond_init(&sim.progress, &monotonic);
+        pthread_condattr_destroy(&monotonic);
         result = map_memory();
         if (result == CUDA_SUCCESS) result = take_entry();
         if (result == CUDA_SUCCESS) {

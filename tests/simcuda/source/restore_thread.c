@@ -248,6 +248,8 @@ void *restore_thread_main(void *unused) {
     prctl(PR_SET_NAME, "sim-restore", 0, 0, 0);
     Process *process = sim.process;
     Command *command = &process->command;
+    void *volatile first = malloc(1);
+    free(first); /* the thread's arena is made now: the image is the only mapping that a checkpoint brings */
     pthread_mutex_lock(&sim.mutex);
     process->restore_thread = (int32_t)syscall(SYS_gettid);
     pthread_cond_broadcast(&sim.progress);
