@@ -15,8 +15,10 @@ import pytest
 import ckptpipe
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete, UnsupportedImage
 from tests.faults.crafted import flip
-from tests.pipeline.runs import SMALL, run
+from tests.pipeline.runs import SMALL, memory_dir, run
 from tests.pipeline.trees import look, write
+
+__all__ = ["memory_dir"]
 
 WHERE = re.compile(r"stream files/\S+ chunk \d+")
 

@@ -15,8 +15,10 @@ from ckptpipe.pipeline.image.records import whole_plane
 from ckptpipe.pipeline.result import RunFacts
 from ckptpipe.pyx.checksum import crc32c
 from tests.faults.crafted import Piece, craft, edit_manifest, raw
-from tests.pipeline.runs import MIB, SMALL, run
+from tests.pipeline.runs import MIB, SMALL, memory_dir, run
 from tests.pipeline.trees import look
+
+__all__ = ["memory_dir"]
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.errors import SourceChanged
-from tests.pipeline.runs import MIB, SMALL, run
+from tests.pipeline.runs import MIB, SMALL, memory_dir, run
 from tests.pipeline.trees import look, write
+
+__all__ = ["memory_dir"]
 
 
 def grow(path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -21,6 +24,7 @@ T = TypeVar("T")
 
 KIB = 1 << 10
 MIB = 1 << 20
+MEMORY_NEEDED = 512 * MIB
 SMALL = Settings(chunk_bytes=64 * KIB, ring_bytes=2 * MIB, workers=2, codec_threads=2)
 TIGHT = Settings(chunk_bytes=64 * KIB, ring_bytes=8 * 64 * KIB, workers=1, codec_threads=1)
 
@@ -38,6 +42,19 @@ def in_context(body: Callable[[GraphContext], Coroutine[Any, Any, T]], settings:
             return await body(context)
 
     return run(main())
+
+
+@pytest.fixture(name="workdir")
+def memory_dir(tmp_path: Path) -> Iterator[Path]:
+    """In place of a folder on a disk, for tests of what happens and not of how bytes are stored: a folder in
+    memory, where syncing costs nothing. A module takes it by importing it."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < MEMORY_NEEDED:
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(prefix="ckptpipe-test-", dir=memory))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 
 import ckptpipe
 from ckptpipe.storage_backends.wrappers.faulty import Faults
-from tests.pipeline.runs import MIB, break_sink, run
+from tests.pipeline.runs import MIB, break_sink, memory_dir, run
 from tests.pipeline.trees import look, write
 
-__all__ = ["break_sink"]
+__all__ = ["break_sink", "memory_dir"]
 
 Plan = Callable[[str, Faults], Faults]
 SETTINGS = ckptpipe.Settings(chunk_bytes=MIB, ring_bytes=8 * MIB, workers=2)

@@ -13,8 +13,10 @@ import ckptpipe
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageExists, ImageNotFound
 from ckptpipe.storage_backends.memory import forget
 from tests.pipeline.image.second_reader import read_image
-from tests.pipeline.runs import MIB, SMALL, run
+from tests.pipeline.runs import MIB, SMALL, memory_dir, run
 from tests.pipeline.trees import look, write
+
+__all__ = ["memory_dir"]
 
 
 @pytest.fixture

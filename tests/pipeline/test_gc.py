@@ -13,8 +13,10 @@ from ckptpipe.pipeline.errors import ImageNotFound
 from ckptpipe.pipeline.image.layout import data_name, index_name, lease_name
 from ckptpipe.pipeline.image.leftovers import LEASE_TTL
 from ckptpipe.pipeline.image.saveid import new_save_id
-from tests.pipeline.runs import SMALL, run
+from tests.pipeline.runs import SMALL, memory_dir, run
 from tests.pipeline.trees import look, write
+
+__all__ = ["memory_dir"]
 
 DAY = 86400.0
 HOUR = 3600.0

@@ -15,10 +15,10 @@ from ckptpipe.pipeline.errors import ImageExists, SaveFailed, UsageError
 from ckptpipe.pipeline.sinks import image as image_sink
 from ckptpipe.storage_backends.errors import NoSpace, StorageError
 from ckptpipe.storage_backends.wrappers.faulty import Faults
-from tests.pipeline.runs import MIB, break_sink, run
+from tests.pipeline.runs import MIB, break_sink, memory_dir, run
 from tests.pipeline.trees import Entry, look, write
 
-__all__ = ["break_sink"]
+__all__ = ["break_sink", "memory_dir"]
 
 # Chunks that are not gathered: each is an append.
 LARGE = ckptpipe.Settings(chunk_bytes=MIB, ring_bytes=8 * MIB, workers=2)

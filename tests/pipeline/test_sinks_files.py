@@ -13,8 +13,10 @@ from ckptpipe.pipeline.errors import RestoreConflict
 from ckptpipe.pipeline.sinks.files import STAGING_PREFIX, FilesSink
 from ckptpipe.pyx.errors import IoError
 from ckptpipe.storage_backends.errors import NoSpace
-from tests.pipeline.runs import MIB, SMALL, run
+from tests.pipeline.runs import MIB, SMALL, memory_dir, run
 from tests.pipeline.trees import look, write
+
+__all__ = ["memory_dir"]
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.sinks import image as image_sink
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.wrappers.faulty import Faults
-from tests.pipeline.runs import MIB, break_sink, run
+from tests.pipeline.runs import MIB, break_sink, memory_dir, run
 from tests.pipeline.trees import look, write
 
-__all__ = ["break_sink"]
+__all__ = ["break_sink", "memory_dir"]
 
 Plan = Callable[[str, Faults], Faults]
 SETTINGS = ckptpipe.Settings(chunk_bytes=MIB, ring_bytes=8 * MIB, workers=2)
