@@ -38,6 +38,7 @@ class Chunk:
         "stored_crc32c",
         "stream",
         "transform",
+        "verified",
     )
 
     def __init__(
@@ -52,6 +53,7 @@ class Chunk:
         self.stored_crc32c = raw_crc32c if lease is not None else 0
         self.transform = 0
         self.planes: tuple[PlaneRecord, ...] = ()
+        self.verified = True  # False: `raw_crc32c` is what the bytes should have; the sink finds out
 
     @property
     def zero(self) -> bool:
@@ -86,6 +88,7 @@ class Chunk:
         twin.stored_crc32c = self.stored_crc32c
         twin.transform = self.transform
         twin.planes = self.planes
+        twin.verified = self.verified
         return twin
 
     def release(self) -> None:

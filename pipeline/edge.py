@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -76,10 +77,11 @@ class Edge:
 class Outlet:
     """The fan-out of a node: hands each chunk to every edge that still has a receiver, with its own lease."""
 
-    __slots__ = ("_edges",)
+    __slots__ = ("_edges", "first_at")
 
     def __init__(self, edges: Sequence[Edge]) -> None:
         self._edges = list(edges)
+        self.first_at = 0.0  # `time.perf_counter` at the first chunk, 0 before
 
     @property
     def dropped(self) -> bool:
@@ -88,6 +90,8 @@ class Outlet:
 
     async def emit(self, chunk: Chunk) -> None:
         """Pass the chunk on; it is the edges' afterwards, also when this raises."""
+        if not self.first_at:
+            self.first_at = time.perf_counter()
         try:
             for edge in self._edges[:-1]:
                 if edge.dropped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class Graph:
     def __init__(self, source: Source, context: GraphContext, *, phase: str) -> None:
         self.source = source
         self.nodes: list[Node] = []
+        self.copy_seconds = 0.0  # from the first chunk until every sink has stored everything
         self._context = context
         self._phase = phase
         self._source_edges: list[Edge] = []
@@ -98,9 +100,12 @@ class Graph:
             await self._each(sinks, "begin")
             try:
                 async with asyncio.TaskGroup() as group:
+                    self._outlet = Outlet(self._source_edges)
                     self._start(group, progress)
             except BaseExceptionGroup as errors:
                 raise first_error(errors) from None
+            if self._outlet.first_at:
+                self.copy_seconds = time.perf_counter() - self._outlet.first_at
             await self._commit(sinks)
         except BaseException:
             await shielded(self._abort(sinks))
@@ -141,9 +146,8 @@ class Graph:
         group.create_task(self._end(helpers, source))
 
     async def _feed(self) -> None:
-        outlet = Outlet(self._source_edges)
-        await self.source.run(outlet)
-        outlet.end()
+        await self.source.run(self._outlet)
+        self._outlet.end()
         self._source_done = True
 
     async def _end(self, helpers: list[asyncio.Task[None]], source: asyncio.Task[None]) -> None:

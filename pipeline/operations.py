@@ -278,6 +278,7 @@ async def save_graph(
     finally:
         await shielded(source.aclose())
     facts = _facts(context, meter, source)
+    facts.copy_seconds = graph.copy_seconds
     return SaveResult(
         name=name,
         raw_bytes=sum(stream.nbytes for stream in source.streams),
@@ -323,6 +324,7 @@ async def read_graph(
         await shielded(source.aclose())
     target = "" if isinstance(sink, NothingSink) else sink.url
     facts = _facts(context, meter, source)
+    facts.copy_seconds = graph.copy_seconds
     return read_result(source.reader, source.counts, facts, target=target, notes=sink.result().notes)
 
 

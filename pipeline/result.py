@@ -48,11 +48,13 @@ class ProcessFacts:
 class RunFacts:
     """What a run used. Memory in bytes; ``peak_rss_growth`` is resident memory over that at the start.
 
+    ``copy_seconds``: from the first chunk until everything was stored, without opening, checkpoint and commit.
     ``capture``: the path by which the bytes came: files, buffers, custom-storage, driver-image, …; with
     " (simulated)" where the driver is a simulation. ``pause_seconds``: the longest of ``processes``.
     """
 
     seconds: float = 0.0
+    copy_seconds: float = 0.0
     cpu_seconds: float = 0.0
     ring_bytes: int = 0
     ring_page_bytes: int = 0

@@ -121,11 +121,13 @@ async def restore_device_buffers(
             raise UsageError(
                 "two device buffers are named after one stream", cure="give one buffer for each stream"
             )
-        source = ImageSource(reader, decode=True, streams=list(arrays))
         async with borrowed(driver) as cuda, Links(cuda) as links:
-            _require_sizes(source, arrays)
+            _require_sizes(ImageSource(reader, decode=True, streams=list(arrays)), arrays)
             memory = DeviceBuffers(cuda, arrays, links)
-            sink = DeviceSink(await memory.open(context), links, context)
+            ranges = await memory.open(context)
+            verifies = DeviceSink.verifies(ranges, links)
+            source = ImageSource(reader, decode=True, streams=list(arrays), sink_verifies=verifies)
+            sink = DeviceSink(ranges, links, context)
             result = await operations.read_graph(source, sink, context, "restore", progress)
             result.facts.capture = memory.kind
             result.facts.notes.extend(memory.notes())

@@ -84,7 +84,12 @@ async def _copy(
     progress: ProgressCallback | None,
 ) -> Counts:
     for left in reversed(range(TRIES)):
-        source = ImageSource(reader, decode=True, streams=[each.stream for each in ranges])
+        source = ImageSource(
+            reader,
+            decode=True,
+            streams=[each.stream for each in ranges],
+            sink_verifies=DeviceSink.verifies(ranges, links),
+        )
         await source.open(context)
         graph = Graph(source, context, phase="restore")
         graph.add_sink(DeviceSink(ranges, links, context))

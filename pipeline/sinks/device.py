@@ -12,13 +12,15 @@ from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source, in_parallel
 from ckptpipe.pipeline.sources.device import COPIES, DeviceRange
+from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pyx.staging import Lease
 
 
 class DeviceSink(Sink):
-    """``ranges``: where each stream of the source goes, in any order; sizes must agree. Chunks come verified.
+    """``ranges``: where each stream of the source goes, in any order; sizes must agree.
 
-    When `run` has returned, every byte has arrived on its GPU.
+    When `run` has returned, every byte has arrived on its GPU and is verified: chunks that come unverified
+    (`verifies` says whether they may) are checksummed there, at many times the speed of the link.
     """
 
     name = "device memory"
@@ -31,7 +33,13 @@ class DeviceSink(Sink):
         self._ranges: list[DeviceRange] = []
         self._zeros: Lease | None = None
 
+    @staticmethod
+    def verifies(ranges: Sequence[DeviceRange], links: Links) -> bool:
+        """Whether all of the GPUs can checksum."""
+        return all(links[each.ordinal].queue.checksum == "device" for each in ranges)
+
     async def check(self, source: Source) -> None:
+        self._source = source
         names = [stream.name for stream in source.streams]
         if set(names) != set(self._by_stream):
             odd = sorted(set(names) ^ set(self._by_stream))
@@ -57,11 +65,19 @@ class DeviceSink(Sink):
             while (chunk := await edge.get()) is not None:
                 target = self._ranges[chunk.stream]
                 address = target.address + chunk.number * self._context.chunk_bytes
+                queue = self._links[target.ordinal].queue
                 try:
                     lease = chunk.lease if chunk.lease is not None else self._zero_lease()
-                    await self._links[target.ordinal].queue.store(address, lease, chunk.raw_bytes)
+                    await queue.store(address, lease, chunk.raw_bytes)
                 finally:
                     chunk.release()
+                if not chunk.verified:
+                    found = (await queue.scan(address, chunk.raw_bytes)).crc32c
+                    if found != chunk.raw_crc32c:
+                        assert isinstance(self._source, ImageSource), (
+                            "no other source leaves chunks unverified"
+                        )
+                        raise self._source.refuse(chunk.stream, chunk.number, found)
                 self.done_bytes += chunk.raw_bytes
 
         await in_parallel(writers, write)
