@@ -223,6 +223,15 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     assert str(tmp_path) not in mapped
 
 
+def test_the_world_of_a_killed_run_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = "import os; from tests.simcuda import SimWorld; SimWorld(1, parent=os.environ['PLACE']); os.kill(os.getpid(), 9)"
+    environment = dict(os.environ, PYTHONPATH=str(KERNEL.parent.parent.parent), PLACE=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode < 0
+    assert len(list(tmp_path.iterdir())) == 1
+    with SimWorld(1, parent=tmp_path) as world:
+        assert list(tmp_path.iterdir()) == [world.directory]
+
+
 def test_worlds_one_after_another_in_one_process() -> None:
     for value in range(3):
         with SimWorld(gpus=1 + value) as world, world.attached():

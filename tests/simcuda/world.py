@@ -122,7 +122,9 @@ class SimWorld:
             raise ValueError("unsupported_at is 'checkpoint' or 'lock'")
         self.library = build()
         self._control = layout.load(str(self.library / "libcontrol.so"))
-        self.directory = Path(tempfile.mkdtemp(prefix="simcuda-", dir=parent or _memory_folder()))
+        folder = parent or _memory_folder()
+        _sweep(Path(folder or tempfile.gettempdir()))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"simcuda-{os.getpid()}-", dir=folder))
         handle = ctypes.c_void_p()
         custom = driver_version >= 13040 if custom_storage is None else custom_storage
         error = self._control.control_create(
@@ -137,7 +139,7 @@ class SimWorld:
         self.gpus = tuple(
             SimGpu(
                 index=i,
-                name=_each(names, i) if names is not None else f"Simulated GPU {i}",
+                name=_each(names, i) if names is not None else _name(i, i in mig),
                 chip=_each(chips, i),
                 uuid_bytes=uuids[i] if uuids else bytes([0x51, 0x3C, 0xDA]) + bytes(12) + bytes([i + 1]),
                 pci=f"0000:{0x10 * (i + 1):02X}:00.0",
@@ -334,10 +336,23 @@ def _load(folder: Path) -> ctypes.CDLL:
     return _in_process
 
 
+def _name(index: int, mig: bool) -> str:
+    """The driver names a MIG instance after its GPU and its profile."""
+    return f"Simulated GPU {index} MIG 1g.10gb" if mig else f"Simulated GPU {index}"
+
+
 def _memory_folder() -> str | None:
     """A folder in memory with room for a test's GPUs (containers often have 64 MB there), or None."""
     shm = "/dev/shm"
     return shm if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= 1 << 30 else None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the worlds of test runs that were killed: their name has the process's id."""
+    for path in folder.glob("simcuda-*-*"):
+        owner = path.name.split("-")[1]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _each(value: Any, i: int) -> Any:
