@@ -53,6 +53,7 @@ def shown(capture: str, simulated: bool) -> str:
 
 async def prepare_targets(driver: CudaDriver, sessions: Sequence[ProcessSession]) -> None:
     """Everything that can be known of the targets without touching them: CUDA, state, GPUs, MIG."""
+    require_checkpoints(driver, sessions[0].pid)
     devices = await driver.devices()
     for session in sessions:
         state = await session.state()
@@ -63,6 +64,17 @@ async def prepare_targets(driver: CudaDriver, sessions: Sequence[ProcessSession]
                 cure=state.way_back(session.pid),
             )
         session.gpus = candidates(session, devices)
+
+
+def require_checkpoints(driver: CudaDriver, pid: int) -> None:
+    """CaptureUnavailable where the driver cannot checkpoint anything."""
+    if not driver.has_checkpoint:
+        raise CaptureUnavailable(
+            f"the driver (CUDA {driver.version}) cannot checkpoint: "
+            "cuCheckpointProcessCheckpoint came with CUDA 12.8 (branch 570)",
+            pid=pid,
+            cure="install a newer NVIDIA driver; see: ckptpipe doctor",
+        )
 
 
 def candidates(session: ProcessSession, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
@@ -91,7 +103,7 @@ def choose(driver: CudaDriver, sessions: Sequence[ProcessSession], asked: str, l
         raise UsageError(f"capture {asked!r} is not known", cure=f"take one of {', '.join(CAPTURES)}")
     if leave not in LEAVES:
         raise UsageError(f"leave {leave!r} is not known", cure=f"take one of {', '.join(LEAVES)}")
-    reasons = {CUSTOM: custom_problem(driver), DRIVER_IMAGE: image_problem(driver, sessions)}
+    reasons = {CUSTOM: custom_problem(driver), DRIVER_IMAGE: image_problem(sessions)}
     usable = [capture for capture, reason in reasons.items() if not reason]
     if asked != "auto":
         if asked not in usable:
@@ -137,10 +149,8 @@ def custom_problem(driver: CudaDriver) -> str:
     return f"the driver (CUDA {driver.version}) has no cuCheckpointOperationComplete: it came with CUDA 13.4"
 
 
-def image_problem(driver: CudaDriver, sessions: Sequence[ProcessSession]) -> str:
+def image_problem(sessions: Sequence[ProcessSession]) -> str:
     """Why the driver image does not work for these processes, "" where it does."""
-    if not driver.has_checkpoint:
-        return f"the driver (CUDA {driver.version}) has no cuCheckpointProcessCheckpoint: it came with CUDA 12.8 (570)"
     for session in sessions:
         try:
             session.target.require_readable()

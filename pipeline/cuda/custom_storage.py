@@ -35,6 +35,8 @@ class CustomStorage(DeviceMemory):
 
     async def open(self, context: GraphContext) -> list[DeviceRange] | None:
         if all(session.operation is not None for session in self.sessions):
+            for session in self.sessions:
+                await session.find_memory()
             await self.links.open(
                 context, _distinct(each.gpu for session in self.sessions for each in session.memory)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import importlib
 import uuid as uuids
@@ -231,7 +232,7 @@ class CudaDriver:
 
     def _uuid(self, text: str) -> Any:
         made = self._cu.CUuuid()
-        made.bytes = uuid_bytes(text)
+        ctypes.memmove(made.getPtr(), uuid_bytes(text), 16)  # the binding's own field can only be read
         return made
 
     async def checkpoint_custom(self, pid: int, keep: Callable[[cuda.CustomOperation], None]) -> None:

@@ -56,7 +56,7 @@ async def _settle(
         return error
     reason = "cancelled" if isinstance(error, asyncio.CancelledError) else _text(error)
     failure = CaptureFailed(
-        f"{reason}. {' '.join(sentences)}", states=stuck, cure="; ".join(dict.fromkeys(cures))
+        f"{reason}. {' '.join(sentences)}".rstrip("."), states=stuck, cure="; ".join(dict.fromkeys(cures))
     )
     if isinstance(error, asyncio.CancelledError):
         failure.__suppress_context__ = True

@@ -50,6 +50,7 @@ async def put_back(
         try:
             if session.operation is None:
                 await session.restore_custom(mapped)
+            await session.find_memory()
             ready.append(session)
         except CkptpipeError as error:
             failed.append(error)

@@ -10,6 +10,7 @@ from typing import Any
 from ckptpipe.pipeline import build, operations
 from ckptpipe.pipeline.context import GraphContext, graph_context
 from ckptpipe.pipeline.cuda import open_operations
+from ckptpipe.pipeline.cuda.choice import require_checkpoints
 from ckptpipe.pipeline.cuda.custom_storage import CustomStorage
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
 from ckptpipe.pipeline.cuda.errors import CaptureFailed, CheckpointMismatch
@@ -69,6 +70,7 @@ class TargetState:
 async def target_state(pid: int, *, driver: CudaDriver | None = None) -> TargetState:
     """In which state a process is, by the driver, and what brings it on. Raises as `Target.open` does."""
     async with borrowed(driver) as cuda:
+        require_checkpoints(cuda, pid)
         target = Target.open(pid)
         try:
             state = await ProcessSession.state_of(cuda, target)
@@ -117,6 +119,7 @@ async def recover(
         graph_context(settings or Settings()) as context,
         Links(cuda) as links,
     ):
+        require_checkpoints(cuda, pid)
         session = await open_operations.take(cuda, pid) or await ProcessSession.open(cuda, pid)
         steps = _Steps(cuda, context, links, session, options, progress)
         try:
@@ -141,7 +144,8 @@ async def recover(
             raise
         except BaseException as error:
             images = session.record.images if session.record is not None else ()
-            raise await settle_failure([session], error, restore=False, images=images) from None
+            failure = await settle_failure([session], error, restore=False, images=images)
+            raise failure from failure.__cause__
         await session.aclose()
         return result
 

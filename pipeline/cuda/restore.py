@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from ckptpipe.pipeline import operations
 from ckptpipe.pipeline.context import GraphContext, Meter
 from ckptpipe.pipeline.cuda import open_operations
-from ckptpipe.pipeline.cuda.choice import candidates, shown
+from ckptpipe.pipeline.cuda.choice import candidates, require_checkpoints, shown
 from ckptpipe.pipeline.cuda.device_map import check_free_memory, parse_device_map, plan_gpus
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
 from ckptpipe.pipeline.cuda.errors import TargetError
@@ -60,6 +60,7 @@ async def restore_processes(
         )
         saved = _matched(saved_processes(reader.manifest, reader.url), pids, reader.url)
         cuda = await stack.enter_async_context(borrowed(driver))
+        require_checkpoints(cuda, pids[0])
         sessions: list[ProcessSession] = []
         try:
             for process in saved:
@@ -74,7 +75,8 @@ async def restore_processes(
             else:
                 counts = await _from_driver_image(cuda, context, sessions, saved, reader, mapped)
         except BaseException as error:
-            raise await settle_failure(sessions, error, restore=False, images=(reader.url,)) from None
+            failure = await settle_failure(sessions, error, restore=False, images=(reader.url,))
+            raise failure from failure.__cause__
         facts = RunFacts(capture=shown(saved[0].capture, cuda.simulated))
         meter.read(facts)
         context.describe(facts)

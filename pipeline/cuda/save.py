@@ -18,7 +18,7 @@ from ckptpipe.pipeline.cuda.put_back import put_back
 from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import while_alive
-from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.errors import SaveFailed, UsageError
 from ckptpipe.pipeline.image.reader import ImageReader, open_image
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import RunFacts, SaveResult
@@ -82,7 +82,8 @@ async def save_processes(
                 operations.save_graph(spec, source, context, "save", progress),
             )
         except BaseException as error:
-            raise await settle_failure(sessions, error, restore=capture_undoable(sessions)) from None
+            failure = await settle_failure(sessions, error, restore=capture_undoable(sessions))
+            raise failure from failure.__cause__
         result.facts.notes[:0] = plan.lines()
         await shielded(finish(cuda, context, links, sessions, spec, result, leave, started))
         return result
@@ -145,6 +146,11 @@ async def finish(
     end = ProcessState.RUNNING if leave == "running" else ProcessState.CHECKPOINTED
     try:
         if sessions[0].operation is not None:
+            held = sum(each.nbytes for session in sessions for each in session.memory)
+            if result.raw_bytes != held:
+                raise SaveFailed(
+                    f"the image has {result.raw_bytes} bytes, the processes {held}: it is not complete"
+                )
             await complete_all(sessions, images)
             if leave == "running":
                 async with image_in(context, images[0], kept[0][0].options) as reader:
@@ -157,7 +163,8 @@ async def finish(
     except BaseException as error:
         if not close:
             raise
-        raise await settle_failure(sessions, error, restore=False, images=images) from None
+        failure = await settle_failure(sessions, error, restore=False, images=images)
+        raise failure from failure.__cause__
     add_facts(result.facts, sessions, end, started)
     for session in sessions if close else ():
         await session.aclose()

@@ -214,13 +214,16 @@ class ProcessSession:
             if error.code == _NOT_SUPPORTED:
                 raise self._unsupported(error) from error
             raise
-        await self._find_memory()
+        await self.find_memory()
 
     def _keep(self, operation: CustomOperation) -> None:
         self.operation = operation
 
-    async def _find_memory(self) -> None:
+    async def find_memory(self) -> None:
+        """Where the open operation has mapped the process's memory. Asked again where a step was cut off."""
         assert self.operation is not None
+        if len(self.memory) == len(self.operation.devices):
+            return
         gpus = {gpu.ordinal: gpu for gpu in await self.driver.devices()}
         found = [
             MappedMemory(
@@ -233,6 +236,7 @@ class ProcessSession:
     async def complete(self, after: ProcessState) -> None:
         """End the operation: CHECKPOINTING -> CHECKPOINTED, or RESTORING -> LOCKED. Cannot be undone."""
         assert self.operation is not None
+        assert len(self.memory) == len(self.operation.devices), "what was not found was not copied"
         handle = self.operation.handle
         try:
             await self.driver.complete(handle)
@@ -265,7 +269,7 @@ class ProcessSession:
             if self.operation is None:
                 await shielded(self._unchanged("checkpointed"))
             raise
-        await self._find_memory()
+        await self.find_memory()
 
     async def _unchanged(self, phase: str) -> None:
         if await self.known_state() is ProcessState.CHECKPOINTED:
