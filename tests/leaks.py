@@ -23,6 +23,8 @@ _COUNTERS = {
     "worker pools not closed": ("ckptpipe.pyx.workers", "live_pools"),
     "I/O engines not closed": ("ckptpipe.pyx.engine", "live_engines"),
     "mappings not closed": ("ckptpipe.pyx.memory", "live_mappings"),
+    "copy queues not closed": ("ckptpipe.pyx.cuda_queue", "live_queues"),
+    "bytes of pinned memory not released": ("ckptpipe.pyx.cuda_memory", "pinned_bytes"),
 }
 """What the engine counts itself: module and function."""
 

@@ -6,7 +6,7 @@
 #include <sys/uio.h>
 
 /* What is read by one call stays in the second-level cache until it has been checksummed. */
-#define READ_BYTES ((size_t)512 << 10)
+#define READ_BYTES ((size_t)256 << 10)
 
 int ck_read_process(int pid, unsigned char *destination, uint64_t address, size_t nbytes, uint32_t *crc, int *zero,
                     uint64_t *fault) {

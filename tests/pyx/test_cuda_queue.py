@@ -224,7 +224,8 @@ def test_everything_of_the_driver_is_given_back(checksum: str) -> None:
         await queue.aclose()
         await queue.aclose()
         assert queue.closed
-        assert (cuda.live_queues(), queue_threads(), outstanding()) == (0, threads, holds)
+        assert (cuda.live_queues(), outstanding()) == (0, holds)
+        await until(lambda: queue_threads() == threads)  # a joined thread is listed for a moment longer
         assert world.used(0) == used
         for make, end in (
             ("cuStreamCreate", "cuStreamDestroy"),
