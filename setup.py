@@ -13,6 +13,7 @@ import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / ".pkg" / "ckptpipe"
@@ -23,6 +24,18 @@ LINKS = {
     "__init__.py": "../../pipeline/_root.py",
     "py.typed": "../../pipeline/py.typed",
 }
+
+
+# The libraries that `ckptpipe launch` preloads: plain shared objects, no Python modules.
+PRELOAD = ROOT / "pyx" / "preload"
+PRELOADED = {
+    "libckptpipe_preload.so": lambda name: name != "interpose",
+    "libckptpipe_preload_symbols.so": lambda name: name == "interpose",
+}
+PRELOAD_FLAGS = (
+    *("-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec"),
+    *("-U_FORTIFY_SOURCE", "-fno-builtin", "-fno-strict-aliasing", "-pthread"),
+)
 
 
 def lay_out_package() -> None:
@@ -74,8 +87,56 @@ def extensions() -> list[Extension]:
     )
 
 
+class BuildEngine(build_ext):
+    """The extension modules, and beside them the preloaded libraries."""
+
+    def run(self) -> None:
+        super().run()
+        only = os.environ.get("CKPT_ONLY")
+        if only and "preload" not in only.split(","):
+            return
+        for library in PRELOADED:
+            self._build_preloaded(library)
+
+    def _preloaded_path(self, library: str, inplace: bool) -> str:
+        return str(Path("pyx", library) if inplace else Path(self.build_lib, "ckptpipe", "pyx", library))
+
+    def _build_preloaded(self, library: str) -> None:
+        from setuptools._distutils.ccompiler import new_compiler
+        from setuptools._distutils.sysconfig import customize_compiler
+
+        sources = sorted(path for path in PRELOAD.glob("*.c") if PRELOADED[library](path.stem))
+        path = Path(self._preloaded_path(library, self.inplace))
+        newest = max(each.stat().st_mtime for each in [*sources, *PRELOAD.glob("*.h"), ROOT / "setup.py"])
+        if not self.force and path.exists() and path.stat().st_mtime > newest:
+            return
+        compiler = new_compiler(compiler=self.compiler if isinstance(self.compiler, str) else None)
+        customize_compiler(compiler)
+        # Python's own way to link can name a search path, which every launched program would then look through.
+        compiler.set_executable("linker_so", [compiler.compiler_so[0], "-shared"])
+        objects = compiler.compile(
+            [str(each.relative_to(ROOT)) for each in sources],
+            output_dir=str(Path(self.build_temp, library)),
+            extra_postargs=list(PRELOAD_FLAGS),
+        )
+        fresh = path.with_name(f".{library}.{os.getpid()}")
+        linking = ["-pthread", "-ldl", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-s", f"-Wl,-soname,{library}"]
+        compiler.link_shared_object(objects, str(fresh), extra_postargs=linking)
+        fresh.replace(path)  # a process that has the old one mapped keeps it
+
+    def get_outputs(self) -> list[str]:
+        return [*super().get_outputs(), *(self._preloaded_path(library, self.inplace) for library in PRELOADED)]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        mapping = dict(super().get_output_mapping())
+        if self.inplace:
+            for library in PRELOADED:
+                mapping[self._preloaded_path(library, False)] = self._preloaded_path(library, True)
+        return mapping
+
+
 if platform.system() != "Linux":
     raise SystemExit("ckptpipe needs Linux: io_uring, O_DIRECT and eventfd are Linux's own")
 os.chdir(ROOT)
 lay_out_package()
-setup(ext_modules=extensions())
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildEngine})

@@ -1,0 +1,352 @@
+#define _GNU_SOURCE
+#include "image.h"
+
+#include "config.h"
+#include "control_page.h"
+#include "futex.h"
+#include "gate.h"
+#include "handover_server.h"
+#include "next.h"
+#include "pool.h"
+#include "ring.h"
+#include "stores.h"
+#include "written.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+#define STEP_BYTES (64u << 10)    /* of a shared copy: short, since workers wake one after another */
+#define ZERO_STEP_BYTES (2u << 20)
+
+_Atomic uintptr_t ckpt_image_low, ckpt_image_high;
+
+/* What is not for others to see. Slot i goes with entry i of the control page. */
+static struct {
+    uint64_t space; /* bytes of the pool */
+    struct ckpt_written written;
+} slots[CKPT_IMAGES];
+static pthread_mutex_t tracking = PTHREAD_MUTEX_INITIALIZER; /* of slots[].written, late lists and watermarks */
+
+static struct ckpt_image *image_at(unsigned i) { return &ckpt_control->image[i]; }
+static int is_mapped(unsigned i) { return atomic_load(&image_at(i)->phase) != CKPT_PHASE_FREE; }
+
+int ckpt_images_mapped(void) {
+    int count = 0;
+    for (unsigned i = 0; ckpt_control && i < CKPT_IMAGES; i++) count += is_mapped(i);
+    return count;
+}
+
+static void narrow_range(void) {
+    uintptr_t low = 0, high = 0;
+    for (unsigned i = 0; i < CKPT_IMAGES; i++) {
+        if (!is_mapped(i)) continue;
+        uintptr_t start = image_at(i)->address, end = start + slots[i].space;
+        if (!low || start < low) low = start;
+        if (end > high) high = end;
+    }
+    atomic_store(&ckpt_image_low, low);
+    atomic_store(&ckpt_image_high, high);
+}
+
+/* First fit among the images that are there. */
+static int find_space(uint64_t space, unsigned *slot, uint64_t *offset) {
+    int found = 0;
+    for (unsigned i = 0; i < CKPT_IMAGES && !found; i++)
+        if (!is_mapped(i)) {
+            *slot = i;
+            found = 1;
+        }
+    if (!found) return 0;
+    uint64_t at = 0;
+    for (unsigned i = 0; i < CKPT_IMAGES;) {
+        if (is_mapped(i) && at < image_at(i)->offset + slots[i].space && image_at(i)->offset < at + space) {
+            at = image_at(i)->offset + slots[i].space;
+            i = 0;
+            continue;
+        }
+        i++;
+    }
+    *offset = at;
+    return at <= ckpt_pool_bytes() && space <= ckpt_pool_bytes() - at;
+}
+
+static void fall_back(int reason, uint64_t bytes, const char *text) {
+    ckpt_control->fallback_reason = (uint32_t)reason;
+    ckpt_control->fallback_bytes = bytes;
+    ckpt_control_text(ckpt_control->fallback_text, "%s", text);
+    atomic_fetch_add(&ckpt_control->fallbacks, 1);
+    ckpt_control_event();
+}
+
+void ckpt_image_passed(size_t bytes) {
+    if (ckpt_control)
+        fall_back(CKPT_REASON_NOT_EXPECTED, bytes, "no checkpoint was expected, and a thread of the program's asked");
+}
+
+static int place(uint64_t offset, uint64_t space, void *address, int flags, unsigned char **where, char *text) {
+    int error = 0;
+    void *mapped = NULL;
+    if (address) {
+        int replace = (flags & MAP_FIXED) && !(flags & MAP_FIXED_NOREPLACE);
+        error = ckpt_pool_map(offset, space, address, replace, &mapped);
+        if (error && !(flags & (MAP_FIXED | MAP_FIXED_NOREPLACE))) mapped = NULL, error = 0; /* it was a wish */
+    }
+    if (!error && !mapped && !(mapped = ckpt_pool_at(offset))) error = ckpt_pool_map(offset, space, NULL, 0, &mapped);
+    if (error) ckpt_control_text(text, "the pool cannot be mapped at %p: %s", address, strerror(error));
+    *where = mapped;
+    return error ? CKPT_REASON_PLACE : 0;
+}
+
+static void open_slot(unsigned slot, uint64_t offset, uint64_t space, uint64_t bytes, unsigned char *where) {
+    struct ckpt_image *image = image_at(slot);
+    memset(image, 0, sizeof *image);
+    slots[slot].space = space;
+    ckpt_written_clear(&slots[slot].written);
+    memset(ckpt_control_pieces() + offset / CKPT_PIECE_BYTES, 0, space / CKPT_PIECE_BYTES * sizeof(struct ckpt_piece));
+    image->generation = atomic_fetch_add(&ckpt_control->generation, 1) + 1;
+    image->address = (uint64_t)where;
+    image->offset = offset;
+    image->bytes = bytes;
+    if (where != ckpt_pool_at(offset)) atomic_store(&image->flags, CKPT_IMAGE_MOVED);
+}
+
+/* Under the pool's lock. */
+static int serve(void *address, size_t bytes, int flags, unsigned char **where, char *text) {
+    uint64_t began = ckpt_now_ns(), offset;
+    uint64_t space = ((uint64_t)bytes + CKPT_PIECE_BYTES - 1) / CKPT_PIECE_BYTES * CKPT_PIECE_BYTES;
+    unsigned slot;
+    if (ckpt_pool_make()) {
+        ckpt_control_text(text, "%s", ckpt_control->pool_text);
+        return (int)ckpt_control->pool_reason;
+    }
+    if (ckpt_pool_fd() < 0) {
+        ckpt_control_text(text, "the program closed the pool's descriptor");
+        return CKPT_REASON_NO_POOL;
+    }
+    if (!find_space(space, &slot, &offset)) {
+        ckpt_control_text(text, "the pool of %llu bytes has no free range of %zu",
+                          (unsigned long long)ckpt_pool_bytes(), bytes);
+        return CKPT_REASON_TOO_SMALL;
+    }
+    int reason = ckpt_pool_warm(offset + space, 0, text);
+    if (!reason && atomic_load(&ckpt_control->pool_holes)) reason = ckpt_pool_refill(offset, space, text);
+    if (!reason) reason = place(offset, space, address, flags, where, text);
+    if (reason) return reason;
+    if (offset == 0 && space >= atomic_load(&ckpt_control->pool_warm)) atomic_store(&ckpt_control->pool_holes, 0);
+    open_slot(slot, offset, space, bytes, *where);
+    image_at(slot)->map_ns = ckpt_now_ns() - began;
+    atomic_store(&image_at(slot)->phase, CKPT_PHASE_WRITING);
+    narrow_range();
+    if (ckpt_config.mode == CKPT_POOL_GROW) ckpt_pool_want((offset + space) / 100 * (100 + ckpt_config.margin_percent));
+    return 0;
+}
+
+void *ckpt_image_map(void *address, size_t bytes, int flags) {
+    char text[CKPT_TEXT] = "";
+    unsigned char *where = NULL;
+    int before = errno;
+    if (!ckpt_control) return NULL;
+    atomic_fetch_add(&ckpt_pool_hurry, 1);
+    pthread_mutex_lock(&ckpt_pool_lock);
+    int reason = serve(address, bytes, flags, &where, text);
+    pthread_mutex_unlock(&ckpt_pool_lock);
+    atomic_fetch_sub(&ckpt_pool_hurry, 1);
+    if (reason) {
+        fall_back(reason, bytes, text);
+        where = NULL;
+    } else {
+        atomic_fetch_add(&ckpt_control->served, 1);
+        ckpt_control_event();
+        if (ckpt_config.mode == CKPT_POOL_GROW) ckpt_handover_wake();
+    }
+    errno = before;
+    return where;
+}
+
+static void close_slot(unsigned i) {
+    atomic_store(&image_at(i)->phase, CKPT_PHASE_FREE);
+    atomic_store(&image_at(i)->gate, CKPT_GATE_OPEN);
+    narrow_range();
+    atomic_fetch_add(&ckpt_control->returned, 1);
+    ckpt_control_event();
+}
+
+int ckpt_image_unmap(void *address, size_t bytes) {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = (uint64_t)address;
+    uint64_t end = start + (bytes + page - 1) / page * page;
+    int answer = 0, before = errno;
+    pthread_mutex_lock(&ckpt_pool_lock);
+    for (unsigned i = 0; i < CKPT_IMAGES; i++) {
+        struct ckpt_image *image = image_at(i);
+        uint64_t image_end = image->address + (image->bytes + page - 1) / page * page;
+        if (!is_mapped(i) || end <= image->address || image->address + slots[i].space <= start) continue;
+        int moved = atomic_load(&image->flags) & CKPT_IMAGE_MOVED;
+        if (start == image->address && end >= image_end && end <= image->address + slots[i].space) {
+            if (moved) ckpt_raw_munmap((void *)image->address, slots[i].space);
+            close_slot(i);
+            answer = 1;
+            break;
+        }
+        /* A part of it, or more than it: the caller unmaps what it says, and the pool is not whole any more. What is
+         * left of the image is forgotten with its last byte, which is the one that ends the range. */
+        if (!moved) ckpt_pool_tear();
+        if (end >= image_end) close_slot(i);
+    }
+    pthread_mutex_unlock(&ckpt_pool_lock);
+    errno = before;
+    return answer;
+}
+
+static int find_image(const void *address, size_t bytes, uint64_t *start, uint64_t *end) {
+    uint64_t from = (uint64_t)address, to = from + bytes;
+    for (unsigned i = 0; i < CKPT_IMAGES; i++) {
+        uint64_t low = image_at(i)->address, high = low + slots[i].space;
+        if (!is_mapped(i) || to <= low || high <= from) continue;
+        *start = from > low ? from - low : 0;
+        *end = (to < high ? to : high) - low;
+        return (int)i;
+    }
+    return -1;
+}
+
+static struct ckpt_piece *pieces_of(const struct ckpt_image *image, uint64_t start, uint64_t end, uint64_t *count) {
+    uint64_t first = (image->offset + start) / CKPT_PIECE_BYTES, last = (image->offset + end - 1) / CKPT_PIECE_BYTES;
+    *count = last - first + 1;
+    return ckpt_control_pieces() + first;
+}
+
+static void write_begins(unsigned i, uint64_t start, uint64_t end) {
+    struct ckpt_image *image = image_at(i);
+    uint64_t count;
+    struct ckpt_piece *pieces = pieces_of(image, start, end, &count);
+    pthread_mutex_lock(&tracking);
+    for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].started, 1);
+    if (!image->began_ns) image->began_ns = ckpt_now_ns();
+    if (start < atomic_load(&image->high)) {
+        uint64_t serial = atomic_load(&ckpt_control->late_serial) + 1;
+        ckpt_control->late[(serial - 1) % CKPT_LATE] =
+            (struct ckpt_late){image->generation, start, end - start, serial};
+        atomic_fetch_add(&image->late_count, 1);
+        atomic_store(&ckpt_control->late_serial, serial);
+    }
+    pthread_mutex_unlock(&tracking);
+}
+
+static void write_ends(unsigned i, uint64_t start, uint64_t end) {
+    struct ckpt_image *image = image_at(i);
+    uint64_t count;
+    struct ckpt_piece *pieces = pieces_of(image, start, end, &count);
+    pthread_mutex_lock(&tracking);
+    for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].finished, 1);
+    ckpt_written_add(&slots[i].written, start, end);
+    if (slots[i].written.overflow) atomic_fetch_or(&image->flags, CKPT_IMAGE_UNTRACKED);
+    image->ended_ns = ckpt_now_ns();
+    atomic_fetch_add(&image->written, end - start);
+    atomic_fetch_add(&image->copies, 1);
+    if (end > atomic_load(&image->high)) atomic_store(&image->high, end);
+    uint64_t prefix = ckpt_written_prefix(&slots[i].written);
+    atomic_store(&image->watermark, prefix < image->bytes ? prefix : image->bytes);
+    pthread_mutex_unlock(&tracking);
+    ckpt_control_event();
+}
+
+static void zero_step(void *context, size_t start, size_t bytes) { memset((unsigned char *)context + start, 0, bytes); }
+
+static uint64_t settle(unsigned i) {
+    struct ckpt_image *image = image_at(i);
+    struct ckpt_span gap;
+    uint64_t filled = 0;
+    if (atomic_load(&image->flags) & (CKPT_IMAGE_SETTLED | CKPT_IMAGE_UNTRACKED)) return 0;
+    for (uint64_t from = 0;; from = gap.end) {
+        pthread_mutex_lock(&tracking);
+        int found = ckpt_written_gap(&slots[i].written, from, slots[i].space, &gap);
+        pthread_mutex_unlock(&tracking);
+        if (!found) break;
+        uint64_t count;
+        struct ckpt_piece *pieces = pieces_of(image, gap.start, gap.end, &count);
+        for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].started, 1);
+        ckpt_ring_run(zero_step, (unsigned char *)image->address + gap.start, gap.end - gap.start, ZERO_STEP_BYTES, 0);
+        for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].finished, 1);
+        filled += gap.end - gap.start;
+    }
+    pthread_mutex_lock(&tracking);
+    ckpt_written_add(&slots[i].written, 0, slots[i].space);
+    atomic_store(&image->watermark, image->bytes);
+    atomic_fetch_or(&image->flags, CKPT_IMAGE_SETTLED);
+    pthread_mutex_unlock(&tracking);
+    ckpt_control_event();
+    return filled;
+}
+
+uint64_t ckpt_images_settle(void) {
+    uint64_t filled = 0;
+    pthread_mutex_lock(&ckpt_pool_lock);
+    for (unsigned i = 0; i < CKPT_IMAGES; i++)
+        if (is_mapped(i)) filled += settle(i);
+    pthread_mutex_unlock(&ckpt_pool_lock);
+    return filled;
+}
+
+static void read_begins(unsigned i, uint64_t end) {
+    struct ckpt_image *image = image_at(i);
+    if (atomic_load(&image->phase) == CKPT_PHASE_WRITING) {
+        uint32_t writing = CKPT_PHASE_WRITING;
+        pthread_mutex_lock(&ckpt_pool_lock);
+        settle(i);
+        if (atomic_compare_exchange_strong(&image->phase, &writing, CKPT_PHASE_READING))
+            image->read_began_ns = ckpt_now_ns();
+        pthread_mutex_unlock(&ckpt_pool_lock);
+        ckpt_control_event();
+    }
+    ckpt_gate_pass(image, end < image->bytes ? end : image->bytes);
+}
+
+static void read_ends(unsigned i, uint64_t start, uint64_t end) {
+    struct ckpt_image *image = image_at(i);
+    image->read_ended_ns = ckpt_now_ns();
+    atomic_fetch_add(&image->copies, 1);
+    atomic_fetch_add(&image->read, end - start);
+    ckpt_control_event();
+}
+
+struct copy {
+    unsigned char *destination;
+    const unsigned char *source;
+};
+
+static void copy_step(void *context, size_t start, size_t bytes) {
+    const struct copy *copy = context;
+    ckpt_stores_copy(copy->destination + start, copy->source + start, bytes);
+}
+
+void ckpt_image_copy(void *destination, const void *source, size_t bytes, int overlap) {
+    uint64_t to_start = 0, to_end = 0, from_start = 0, from_end = 0;
+    if (!bytes) return;
+    int before = errno;
+    int to = find_image(destination, bytes, &to_start, &to_end), from = find_image(source, bytes, &from_start, &from_end);
+    if (from >= 0) read_begins((unsigned)from, from_end);
+    if (to >= 0) write_begins((unsigned)to, to_start, to_end);
+    if ((to < 0) != (from < 0) && bytes >= CKPT_RING_BYTES) {
+        struct copy copy = {destination, source};
+        ckpt_ring_run(copy_step, &copy, bytes, STEP_BYTES, 0);
+    } else if (overlap || (to >= 0 && from >= 0)) {
+        ckpt_next.memmove(destination, source, bytes);
+    } else {
+        ckpt_next.memcpy(destination, source, bytes);
+    }
+    if (to >= 0) write_ends((unsigned)to, to_start, to_end);
+    if (from >= 0) read_ends((unsigned)from, from_start, from_end);
+    errno = before;
+}
+
+void ckpt_images_forget(void) {
+    atomic_store(&ckpt_image_low, 0);
+    atomic_store(&ckpt_image_high, 0);
+    memset(slots, 0, sizeof slots);
+    pthread_mutex_init(&tracking, NULL);
+}

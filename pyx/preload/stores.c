@@ -1,0 +1,107 @@
+#include "stores.h"
+
+#include "next.h" /* not memcpy: where symbols take its place, that would lead back here */
+
+#include <stdint.h>
+#include <string.h>
+
+#define LINE 64u
+
+/* `bytes` is a multiple of 64 and the destination is aligned to 64. */
+typedef void stream(unsigned char *to, const unsigned char *from, size_t bytes);
+
+static void stream_plain(unsigned char *to, const unsigned char *from, size_t bytes) {
+    ckpt_next.memcpy(to, from, bytes);
+}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define AHEAD 1024 /* bytes that are fetched before they are read; past the end it is a hint that nobody hears */
+#define FETCH(address) _mm_prefetch((const char *)(address), _MM_HINT_NTA)
+#define FENCE() _mm_sfence()
+
+static void stream_sse2(unsigned char *to, const unsigned char *from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += LINE) {
+        const __m128i *source = (const __m128i *)(from + i);
+        __m128i *target = (__m128i *)(to + i);
+        FETCH(from + i + AHEAD);
+        __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+        __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+        _mm_stream_si128(target, a);
+        _mm_stream_si128(target + 1, b);
+        _mm_stream_si128(target + 2, c);
+        _mm_stream_si128(target + 3, d);
+    }
+}
+
+__attribute__((target("avx2"))) static void stream_avx2(unsigned char *to, const unsigned char *from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += LINE) {
+        FETCH(from + i + AHEAD);
+        __m256i a = _mm256_loadu_si256((const __m256i *)(from + i));
+        __m256i b = _mm256_loadu_si256((const __m256i *)(from + i + 32));
+        _mm256_stream_si256((__m256i *)(to + i), a);
+        _mm256_stream_si256((__m256i *)(to + i + 32), b);
+    }
+}
+
+__attribute__((target("avx512f"))) static void stream_avx512(unsigned char *to, const unsigned char *from,
+                                                             size_t bytes) {
+    for (size_t i = 0; i < bytes; i += LINE) {
+        FETCH(from + i + AHEAD);
+        _mm512_stream_si512((__m512i *)(to + i), _mm512_loadu_si512(from + i));
+    }
+}
+
+static int has_avx2(void) { return __builtin_cpu_supports("avx2"); }
+static int has_avx512(void) { return __builtin_cpu_supports("avx512f"); }
+#else
+#define FENCE() ((void)0)
+#endif
+
+static int always(void) { return 1; }
+
+static const struct {
+    const char *name;
+    int (*supported)(void);
+    stream *copy;
+} kinds[] = {
+#if defined(__x86_64__)
+    {"avx512", has_avx512, stream_avx512},
+    {"avx2", has_avx2, stream_avx2},
+    {"sse2", always, stream_sse2},
+#endif
+    {"plain", always, stream_plain},
+};
+#define KINDS (sizeof kinds / sizeof kinds[0])
+
+static size_t chosen = KINDS - 1;
+
+int ckpt_stores_force(const char *name) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+    for (size_t i = 0; i < KINDS; i++) {
+        if (name[0] && strcmp(name, kinds[i].name) != 0) continue;
+        if (!kinds[i].supported()) continue;
+        chosen = i;
+        return 1;
+    }
+    return 0;
+}
+
+void ckpt_stores_choose(void) { ckpt_stores_force(""); }
+
+const char *ckpt_stores_name(void) { return kinds[chosen].name; }
+
+void ckpt_stores_copy(void *destination, const void *source, size_t bytes) {
+    unsigned char *to = destination;
+    const unsigned char *from = source;
+    size_t head = (size_t)(-(uintptr_t)to & (LINE - 1));
+    if (head > bytes) head = bytes;
+    if (head) ckpt_next.memcpy(to, from, head);
+    size_t body = (bytes - head) & ~(size_t)(LINE - 1);
+    kinds[chosen].copy(to + head, from + head, body);
+    if (bytes > head + body) ckpt_next.memcpy(to + head + body, from + head + body, bytes - head - body);
+    FENCE();
+}
