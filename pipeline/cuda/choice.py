@@ -103,7 +103,7 @@ def choose(driver: CudaDriver, sessions: Sequence[ProcessSession], asked: str, l
         raise UsageError(f"capture {asked!r} is not known", cure=f"take one of {', '.join(CAPTURES)}")
     if leave not in LEAVES:
         raise UsageError(f"leave {leave!r} is not known", cure=f"take one of {', '.join(LEAVES)}")
-    reasons = {CUSTOM: custom_problem(driver), DRIVER_IMAGE: image_problem(sessions)}
+    reasons = {CUSTOM: custom_problem(driver), DRIVER_IMAGE: image_problem(driver, sessions)}
     usable = [capture for capture, reason in reasons.items() if not reason]
     if asked != "auto":
         if asked not in usable:
@@ -149,8 +149,10 @@ def custom_problem(driver: CudaDriver) -> str:
     return f"the driver (CUDA {driver.version}) has no cuCheckpointOperationComplete: it came with CUDA 13.4"
 
 
-def image_problem(sessions: Sequence[ProcessSession]) -> str:
+def image_problem(driver: CudaDriver, sessions: Sequence[ProcessSession]) -> str:
     """Why the driver image does not work for these processes, "" where it does."""
+    if not driver.has_checkpoint:
+        return f"the driver (CUDA {driver.version}) has no cuCheckpointProcessCheckpoint: it came with CUDA 12.8 (570)"
     for session in sessions:
         try:
             session.target.require_readable()

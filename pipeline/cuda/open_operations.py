@@ -21,7 +21,12 @@ def has(pid: int) -> bool:
 
 
 def pids() -> list[int]:
-    """Those whose operation is open here."""
+    """Those whose operation is open here, and which live."""
+    return sorted(pid for pid, session in _OPEN.items() if session.target.alive)
+
+
+def all_pids() -> list[int]:
+    """Those whose operation is open here, also where the process has ended meanwhile."""
     return sorted(_OPEN)
 
 

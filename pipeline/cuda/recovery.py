@@ -205,6 +205,7 @@ class _Steps:
         """The image was durable already when the save was cut off."""
         session = self._session
         assert session.record is not None
+        await session.find_memory()
         await complete_all([session], session.record.images)
         if leave == "running":
             await self._from_image()

@@ -236,7 +236,8 @@ class ProcessSession:
     async def complete(self, after: ProcessState) -> None:
         """End the operation: CHECKPOINTING -> CHECKPOINTED, or RESTORING -> LOCKED. Cannot be undone."""
         assert self.operation is not None
-        assert len(self.memory) == len(self.operation.devices), "what was not found was not copied"
+        if len(self.memory) != len(self.operation.devices):
+            raise RuntimeError(f"{self}: what was not found was not copied; its operation is not completed")
         handle = self.operation.handle
         try:
             await self.driver.complete(handle)
