@@ -11,6 +11,7 @@ typedef struct {
     const char *name;
     int pid;
     Process *target;
+    int turn;
     int fault;
     Fault ordered;
 } Request;
@@ -19,31 +20,33 @@ static int is_alive(int pid, const Process *target) { return process_start_time(
 
 static int in_state(const Process *target, int state) { return atomic_load(&target->state) == state; }
 
-/* One command at a time, its state checked when its turn comes; waits for one that a dead caller left running. */
-CUresult command_send(Process *target, int pid, Command request) {
+/* One caller at a time; what a dead caller had begun ends first. What is checked in a turn stays true in it. */
+CUresult turn_take(Process *target, int pid) {
     Command *command = &target->command;
-    CUresult result = CUDA_ERROR_OPERATING_SYSTEM; /* the target died */
     robust_lock(&target->command_mutex);
     for (uint32_t done; (done = atomic_load(&command->done)) != atomic_load(&command->posted) && is_alive(pid, target);)
         futex_wait(&command->done, done, WAIT_NS);
-    if (is_alive(pid, target) && !in_state(target, request.from_state)) {
-        result = CUDA_ERROR_ILLEGAL_STATE;
-    } else if (is_alive(pid, target)) {
-        uint32_t done = atomic_load(&command->done);
-        command->kind = request.kind;
-        command->fault = request.fault;
-        command->caller = getpid();
-        command->from_state = request.from_state;
-        command->next_state = request.next_state;
-        command->deadline = request.deadline;
-        memcpy(command->new_gpu, request.new_gpu, sizeof command->new_gpu);
-        atomic_store(&command->posted, done + 1);
-        futex_wake(&command->posted);
-        while (atomic_load(&command->done) == done && is_alive(pid, target)) futex_wait(&command->done, done, WAIT_NS);
-        if (atomic_load(&command->done) != done) result = command->result;
-    }
-    pthread_mutex_unlock(&target->command_mutex);
-    return result;
+    if (is_alive(pid, target)) return CUDA_SUCCESS;
+    turn_give(target);
+    return CUDA_ERROR_OPERATING_SYSTEM; /* the target died */
+}
+
+void turn_give(Process *target) { pthread_mutex_unlock(&target->command_mutex); }
+
+/* In a turn: has the target's restore thread do it. */
+CUresult command_run(Process *target, int pid, const Command *request) {
+    Command *command = &target->command;
+    uint32_t done = atomic_load(&command->done);
+    command->kind = request->kind;
+    command->fault = request->fault;
+    command->caller = getpid();
+    command->next_state = request->next_state;
+    command->deadline = request->deadline;
+    memcpy(command->new_gpu, request->new_gpu, sizeof command->new_gpu);
+    atomic_store(&command->posted, done + 1);
+    futex_wake(&command->posted);
+    while (atomic_load(&command->done) == done && is_alive(pid, target)) futex_wait(&command->done, done, WAIT_NS);
+    return atomic_load(&command->done) != done ? command->result : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 static CUresult find(int pid, Process **target) {
@@ -70,7 +73,18 @@ static CUresult begin(Request *request, const char *name, int pid) {
     return find(pid, &request->target);
 }
 
+/* The same for a call that changes the state: in a turn, and legal in one state only. */
+static CUresult begin_turn(Request *request, const char *name, int pid, int state) {
+    CUresult result = begin(request, name, pid);
+    if (result != CUDA_SUCCESS) return result;
+    result = turn_take(request->target, pid);
+    request->turn = result == CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS && !in_state(request->target, state)) result = CUDA_ERROR_ILLEGAL_STATE;
+    return result;
+}
+
 static CUresult end(Request *request, CUresult result) {
+    if (request->turn) turn_give(request->target);
     if (request->fault >= 0 && request->ordered.point == POINT_AFTER) {
         CUresult error = fault_act(sim.world, request->fault, getpid(), request->pid);
         if (error != CUDA_SUCCESS) return error;
@@ -78,8 +92,8 @@ static CUresult end(Request *request, CUresult result) {
     return result;
 }
 
-static Command command_of(const Request *request, int kind, int from_state) {
-    Command command = {.kind = kind, .fault = -1, .from_state = from_state};
+static Command command_of(const Request *request, int kind) {
+    Command command = {.kind = kind, .fault = -1};
     if (request->fault >= 0 && request->ordered.point == POINT_MIDDLE) command.fault = request->fault;
     for (int i = 0; i < MAX_GPUS; i++) command.new_gpu[i] = i;
     return command;
@@ -110,14 +124,13 @@ EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread) {
 
 EXPORT CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args) {
     Request request;
-    CUresult result = begin(&request, "cuCheckpointProcessLock", pid);
-    if (result == CUDA_SUCCESS && !in_state(request.target, RUNNING)) result = CUDA_ERROR_ILLEGAL_STATE;
+    CUresult result = begin_turn(&request, "cuCheckpointProcessLock", pid, RUNNING);
     if (result == CUDA_SUCCESS && sim.world->refuse_at_lock && unsupported(request.target))
         result = CUDA_ERROR_NOT_SUPPORTED;
     if (result == CUDA_SUCCESS) {
-        Command command = command_of(&request, COMMAND_LOCK, RUNNING);
+        Command command = command_of(&request, COMMAND_LOCK);
         if (args && args->timeoutMs) command.deadline = monotonic_ns() + args->timeoutMs * 1000000ull;
-        result = command_send(request.target, pid, command);
+        result = command_run(request.target, pid, &command);
     }
     return end(&request, result);
 }
@@ -125,9 +138,11 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args) {
 EXPORT CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args) {
     Request request;
     (void)args;
-    CUresult result = begin(&request, "cuCheckpointProcessUnlock", pid);
-    if (result == CUDA_SUCCESS && !in_state(request.target, LOCKED)) result = CUDA_ERROR_ILLEGAL_STATE;
-    if (result == CUDA_SUCCESS) result = command_send(request.target, pid, command_of(&request, COMMAND_UNLOCK, LOCKED));
+    CUresult result = begin_turn(&request, "cuCheckpointProcessUnlock", pid, LOCKED);
+    if (result == CUDA_SUCCESS) {
+        Command command = command_of(&request, COMMAND_UNLOCK);
+        result = command_run(request.target, pid, &command);
+    }
     return end(&request, result);
 }
 
@@ -140,15 +155,14 @@ static CUresult custom_allowed(int pid) {
 EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args) {
     Request request;
     CUcheckpointCustomStorageInfo **out = args ? args->customStorageInfo_out : NULL;
-    CUresult result = begin(&request, "cuCheckpointProcessCheckpoint", pid);
+    CUresult result = begin_turn(&request, "cuCheckpointProcessCheckpoint", pid, LOCKED);
     if (result == CUDA_SUCCESS && out) result = custom_allowed(pid);
-    if (result == CUDA_SUCCESS && !in_state(request.target, LOCKED)) result = CUDA_ERROR_ILLEGAL_STATE;
     if (result == CUDA_SUCCESS && unsupported(request.target)) result = CUDA_ERROR_NOT_SUPPORTED;
     if (result == CUDA_SUCCESS) {
-        Command command = command_of(&request, out ? COMMAND_PREPARE : COMMAND_CHECKPOINT, LOCKED);
+        Command command = command_of(&request, out ? COMMAND_PREPARE : COMMAND_CHECKPOINT);
         command.next_state = CHECKPOINTING;
         if (out) result = custom_contexts(request.target, command.new_gpu);
-        if (result == CUDA_SUCCESS) result = command_send(request.target, pid, command);
+        if (result == CUDA_SUCCESS) result = command_run(request.target, pid, &command);
         if (result == CUDA_SUCCESS && out) result = custom_open(request.target, CHECKPOINTED, out);
     }
     return end(&request, result);
@@ -179,18 +193,17 @@ static CUresult remap(const Process *target, const CUcheckpointRestoreArgs *args
 EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args) {
     Request request;
     CUcheckpointCustomStorageInfo **out = args ? args->customStorageInfo_out : NULL;
-    CUresult result = begin(&request, "cuCheckpointProcessRestore", pid);
+    CUresult result = begin_turn(&request, "cuCheckpointProcessRestore", pid, CHECKPOINTED);
     if (result == CUDA_SUCCESS && out) result = custom_allowed(pid);
-    if (result == CUDA_SUCCESS && !in_state(request.target, CHECKPOINTED)) result = CUDA_ERROR_ILLEGAL_STATE;
     if (result == CUDA_SUCCESS && !sim.world->persistence && !(sim.initialized && sim.pid == getpid())) result = CUDA_ERROR_NOT_INITIALIZED;
     if (result == CUDA_SUCCESS) {
-        Command command = command_of(&request, out ? COMMAND_PREPARE : COMMAND_RESTORE, CHECKPOINTED);
+        Command command = command_of(&request, out ? COMMAND_PREPARE : COMMAND_RESTORE);
         command.next_state = RESTORING;
         /* Bytes come from where the checkpoint put them: the documentation has no mixed pair. */
         if (request.target->checkpoint_kind != (out ? KIND_CUSTOM : KIND_HOST)) result = CUDA_ERROR_INVALID_VALUE;
         if (result == CUDA_SUCCESS) result = remap(request.target, args, command.new_gpu);
         if (result == CUDA_SUCCESS && out) result = custom_contexts(request.target, command.new_gpu);
-        if (result == CUDA_SUCCESS) result = command_send(request.target, pid, command);
+        if (result == CUDA_SUCCESS) result = command_run(request.target, pid, &command);
         if (result == CUDA_SUCCESS && out) result = custom_open(request.target, LOCKED, out);
     }
     return end(&request, result);

@@ -92,8 +92,13 @@ static CUresult complete(Operation *operation, int fault) {
         return result;
     }
     Command command = {.kind = COMMAND_FINISH, .fault = fault, .next_state = operation->end_state};
-    command.from_state = operation->end_state == CHECKPOINTED ? CHECKPOINTING : RESTORING;
-    result = command_send(operation->target, operation->pid, command);
+    int from_state = operation->end_state == CHECKPOINTED ? CHECKPOINTING : RESTORING;
+    result = turn_take(operation->target, operation->pid);
+    if (result == CUDA_SUCCESS) {
+        if (atomic_load(&operation->target->state) != from_state) result = CUDA_ERROR_ILLEGAL_STATE;
+        else result = command_run(operation->target, operation->pid, &command);
+        turn_give(operation->target);
+    }
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_OPERATING_SYSTEM) {
         if (result != CUDA_SUCCESS) operation->target->operation_pid = 0; /* dead: nobody maps its memory now */
         forget(operation);

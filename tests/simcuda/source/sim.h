@@ -200,7 +200,9 @@ CUresult custom_contexts(Process *target, const int32_t *new_gpu);
 void operations_forget(void);
 
 /* checkpoint.c */
-CUresult command_send(Process *target, int pid, Command request);
+CUresult turn_take(Process *target, int pid);
+void turn_give(Process *target);
+CUresult command_run(Process *target, int pid, const Command *request);
 
 
 #endif

@@ -60,7 +60,6 @@ typedef struct {
     int32_t kind;
     int32_t fault; /* index of a fault to act on in the middle, or -1 */
     int32_t caller;
-    int32_t from_state;          /* legal only in this one */
     int32_t next_state;          /* PREPARE, FINISH */
     int32_t new_gpu[MAX_GPUS];   /* RESTORE, PREPARE: physical GPU -> where it goes */
     uint64_t deadline;           /* LOCK: ns, 0 for none */
