@@ -53,10 +53,7 @@ class PartBody(aiohttp.payload.Payload):
         """Give the views up. A second call does nothing."""
         views, self._views = self._views, []
         for view in views:
-            try:
-                view.release()
-            except BufferError:
-                pass  # the transport still has a piece of it: the hold goes when that does
+            _let_go(view)
 
     def cut(self) -> None:
         """The attempt failed: close its connection at once. A transport that is merely closed goes on to send
@@ -109,9 +106,14 @@ class PartBody(aiohttp.payload.Payload):
         for view in self._views:
             for start in range(0, len(view), piece):
                 queued = view[start : start + piece]
-                await writer.write(queued)
-                self.sent += len(queued)
-                await writer.drain()
+                try:
+                    await writer.write(queued)
+                    self.sent += len(queued)
+                    await writer.drain()
+                finally:
+                    # Not left to the frame: an error keeps frames, and with them the memory.
+                    _let_go(queued)
+                    del queued
 
     def on_the_wire(self) -> int:
         """Bytes that the kernel has taken: what the stall time-out watches."""
@@ -145,6 +147,13 @@ async def hash_ranges(ranges: Sequence[tuple[Lease, int]]) -> str:
     from ckptpipe.storage_backends.shielded import shielded
 
     return await shielded(asyncio.to_thread(sha256_of, ranges))
+
+
+def _let_go(view: memoryview) -> None:
+    try:
+        view.release()
+    except BufferError:
+        pass  # the transport still queues it: the hold goes when that does
 
 
 def _queues_views() -> bool:

@@ -47,6 +47,7 @@ class Wire(asyncio.BufferedProtocol):
         # A memoryview, not the bytearray: asyncio's TLS slices what it gets, and a slice must not be a copy.
         self._space = memoryview(bytearray(_HEAD_READ))
         self._view: memoryview | None = None  # of the destination, while a body goes there
+        self._lent: memoryview | None = None  # the piece of it that the loop reads into
         self._want = 0  # bytes of the body that are still to come
         self._answer: Answer | None = None
         self._begun: asyncio.Future[Answer] | None = None
@@ -108,6 +109,7 @@ class Wire(asyncio.BufferedProtocol):
         finally:
             self._done = None
             self._view = None
+            self._let_go()
         if self._head:
             answer.keep = False  # more came than the answer said
 
@@ -158,6 +160,15 @@ class Wire(asyncio.BufferedProtocol):
         if self._transport is not None:
             await asyncio.shield(self._closed)
 
+    def _let_go(self) -> None:
+        """Of the piece lent to the loop: not left to frames, which an error keeps."""
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            try:
+                lent.release()
+            except BufferError:
+                pass  # the loop is in the middle of a read, and lets go by itself
+
     # The loop's side.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -168,7 +179,9 @@ class Wire(asyncio.BufferedProtocol):
             self._into_view = True
             assert self._answer is not None
             start = self._answer.received
-            return self._view[start : start + self._want]
+            self._let_go()
+            self._lent = self._view[start : start + self._want]
+            return self._lent
         self._into_view = False
         return self._space
 

@@ -32,6 +32,8 @@ def test_seaweedfs(case: Case, seaweedfs: S3Server, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("case", conformance_cases(), ids=str)
 def test_rclone(case: Case, rclone: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case.name == "small_objects_are_replaced_atomically":
+        pytest.skip("rclone serve s3 answers NoSuchKey to a GET while a PUT replaces the object")
     set_environment(rclone, monkeypatch)
     run_case(case, opener(rclone))
 

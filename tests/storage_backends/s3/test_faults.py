@@ -36,6 +36,21 @@ def _loops() -> list[object]:
     ]
 
 
+def stalls(fault: Fault) -> bool:
+    return fault.stall_request_after is not None or fault.stall_answer_after is not None
+
+
+def patience(fault: Fault) -> float:
+    """The stall_timeout: short only where it is to pass, for a busy machine stalls by itself."""
+    return 2.0 if stalls(fault) else 30.0
+
+
+def check_retries(store: Store, fault: Fault) -> None:
+    assert fault.seen == fault.times
+    retries = store.backend.report().retries
+    assert retries >= fault.times if stalls(fault) else retries == fault.times
+
+
 @pytest.fixture(autouse=True)
 def _credentials(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
@@ -74,7 +89,7 @@ def test_put(
         proxy.add(fault)
         info = await store.write("object", DATA)
         assert info.size == len(DATA)
-        assert store.backend.report().retries == fault.times == fault.seen
+        check_retries(store, fault)
         return key_prefix(store.backend)
 
     prefix = run(
@@ -82,7 +97,7 @@ def test_put(
         main,
         endpoint_url=proxy.endpoint_url,
         loop_factory=loop_factory,
-        stall_timeout=1.0,
+        stall_timeout=patience(fault),
         **PARTS,
     )
     with boto(seaweedfs) as client:
@@ -114,9 +129,15 @@ def test_get(
         await store.write("object", DATA[: 4 * MIB])
         proxy.add(fault)
         assert await store.read("object", 4 * MIB) == DATA[: 4 * MIB]
-        assert store.backend.report().retries == fault.times == fault.seen
+        check_retries(store, fault)
 
-    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, loop_factory=loop_factory, stall_timeout=1.0)
+    run(
+        seaweedfs,
+        main,
+        endpoint_url=proxy.endpoint_url,
+        loop_factory=loop_factory,
+        stall_timeout=patience(fault),
+    )
 
 
 def test_a_cut_get_goes_on_where_it_stopped(seaweedfs: S3Server, proxy: FaultProxy) -> None:
