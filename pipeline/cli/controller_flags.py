@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,21 +75,31 @@ class ControllerFlags:
         async with controller:
             try:
                 return await work(controller, progress)
-            except Exception as error:
-                if not controller.held():
-                    raise
-                # Only this process can still save what is on the GPU: it must not end now.
-                from ckptpipe.pipeline.cli.failure import describe
-
-                for line in describe(error).lines:
-                    session.say(line)
-                pids = ", ".join(map(str, controller.held()))
-                session.say(
-                    f"this process holds the GPU memory of pid {pids} until it is recovered, from another shell: "
-                    "Ctrl-C gives it up"
-                )
-                await controller.serve_held(session.say)
+            except BaseException as error:
+                if controller.held():
+                    await _hold(session, controller, error)
                 raise
+
+
+async def _hold(session: Session, controller: Controller, error: BaseException) -> None:
+    """Only this process can still save what is on the GPU: it must not end before that is recovered, also when
+    the user asked it to."""
+    from ckptpipe.pipeline.cli.failure import describe
+
+    task = asyncio.current_task()
+    assert task is not None
+    if isinstance(error, asyncio.CancelledError):
+        task.uncancel()
+    for line in describe(
+        error.__cause__ or error if isinstance(error, asyncio.CancelledError) else error
+    ).lines:
+        session.say(line)
+    for pid in controller.held():
+        session.say(
+            f"ckptpipe: this process holds the GPU memory of pid {pid}, and stays until that is recovered, from another "
+            f"shell: ckptpipe recover --pid {pid} --to URL (or kill -9 {os.getpid()}, to give it up)"
+        )
+    await controller.serve_held(session.say)
 
 
 def controller_flags(command: Callable[..., Any]) -> Callable[..., Any]:

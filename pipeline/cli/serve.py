@@ -23,9 +23,9 @@ from ckptpipe.pipeline.cli.session import Session
 @click.option(
     "--grace",
     type=DURATION,
-    default="0s",
+    default="10s",
     metavar="TIME",
-    help="On SIGTERM, let jobs go on for that long before they are cancelled (default: 0s).",
+    help="On SIGTERM, let jobs go on for that long before they are cancelled (default: 10s).",
 )
 @click.option(
     "--keep-contexts",
@@ -45,7 +45,8 @@ def serve(
 
     It listens at a Unix socket that only this user (and root) can use, in $XDG_RUNTIME_DIR/ckptpipe,
     /run/user/UID/ckptpipe or /tmp/ckptpipe-UID. S3 credentials are its own: clients name a profile.
-    SIGTERM and Ctrl-C end it cleanly.
+    SIGTERM and Ctrl-C end it cleanly: after them it begins nothing new, and stays only for as long as it holds
+    GPU memory that was not saved yet.
 
     \b
     Example:

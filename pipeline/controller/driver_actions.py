@@ -65,7 +65,7 @@ class DriverActions:
         """Processes whose operation is open here stay as they are; what is ours is let go."""
         if self._driver is None:
             return
-        for pid in open_operations.pids():
+        for pid in open_operations.all_pids():
             await open_operations.abandon(self._driver, pid)
         while self._contexts:
             await self._driver.release(self._contexts.pop())

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from ckptpipe.pipeline.controller.actions import Actions, HeldTarget, close_all
 from ckptpipe.pipeline.controller.conversation import REPORT_SECONDS, Conversation
+from ckptpipe.pipeline.controller.errors import ControllerBusy
 from ckptpipe.pipeline.controller.failures import is_expected
 from ckptpipe.pipeline.controller.jobs import Job, Jobs
 from ckptpipe.pipeline.controller.readiness import notify
-from ckptpipe.pipeline.controller.requests import Request
+from ckptpipe.pipeline.controller.requests import RecoverRequest, Request, RestoreRequest
 from ckptpipe.pipeline.controller.runtime_directory import open_for_server
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -25,6 +26,7 @@ MAX_JOBS = 8  # each has a staging ring of its own
 MAX_CONNECTIONS = 64
 _BACKLOG = 64
 _ACCEPT_PAUSE = 0.1  # seconds
+_LOOK_SECONDS = 1.0  # a held process can end by itself, which wakes nobody
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR)
 
 Say = Callable[[str], object]
@@ -47,8 +49,9 @@ async def serve(
     """Serve until cancelled (SIGTERM), or for ``idle_exit`` seconds without a client or a job, and without a
     process whose GPU memory only this controller can still save.
 
-    On cancellation nobody new is let in, jobs have ``grace`` seconds to end by themselves and are cancelled
-    then, and everything is cleaned up before CancelledError goes on. ``actions`` stays its caller's to close.
+    On cancellation nothing new is begun, jobs have ``grace`` seconds to end by themselves and are cancelled then,
+    processes that would be lost with this controller can be recovered, and everything is cleaned up before
+    CancelledError goes on. ``actions`` stays its caller's to close.
     Raises ControllerRefused where the directory is not to be trusted, or another controller serves it.
     """
     with (
@@ -68,6 +71,7 @@ class Server:
         self.actions = actions
         self.jobs = Jobs(max_jobs)
         self.say = say
+        self.draining = False  # nothing new is begun; what was begun is brought to its end
         self.stopping = False
         self._conversations: dict[asyncio.Task[None], Conversation] = {}
         self._stirred = asyncio.Event()
@@ -83,6 +87,8 @@ class Server:
 
     def start(self, request: Request, targets: Sequence[HeldTarget], client: int, *, detached: bool) -> Job:
         """Begin a job. It owns ``targets`` and closes their pidfds at its end; not where this raises."""
+        if self.draining and not isinstance(request, RecoverRequest | RestoreRequest):
+            raise ControllerBusy("the controller ends, and begins nothing new", cure="start another one")
         pids = [target.pid for target in targets]
         job = self.jobs.begin(request.title, pids, client, detached=detached)
 
@@ -133,32 +139,24 @@ class Server:
     async def _until_idle(self, seconds: float | None) -> None:
         while True:
             self._stirred.clear()
-            quiet = not self._conversations and not len(self.jobs) and not self.actions.held()
+            held = bool(self.actions.held())
+            quiet = not self._conversations and not len(self.jobs) and not held
             try:
-                async with asyncio.timeout(seconds if quiet else None):
+                async with asyncio.timeout(seconds if quiet else _LOOK_SECONDS if held else None):
                     await self._stirred.wait()
             except TimeoutError:
-                self.say(f"nobody came for {seconds:g} s: the controller ends")
-                return
+                if quiet:
+                    self.say(f"nobody came for {seconds:g} s: the controller ends")
+                    return
 
     async def _end(self, accepting: asyncio.Task[None], grace: float) -> None:
-        self.stopping = True
+        self.draining = True
         notify("STOPPING=1")
+        await self._end_jobs(grace)
+        await self._until_released()
+        self.stopping = True
         accepting.cancel()
         await asyncio.wait({accepting})
-        running = self.jobs.all()
-        if running and grace > 0:
-            self.say(f"{len(running)} jobs have {grace:g} s to end by themselves")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(grace):
-                    for job in running:
-                        await job.ended()
-        for job in self.jobs.all():
-            job.cancel("the controller ends")
-        for job in running:
-            await job.ended()
-        for pid in self.actions.held():
-            self.say(f"process {pid} is left as it is: ckptpipe state --pid {pid} says what can be done")
         # Those whose job has just ended still tell their client; the others have nothing more to say.
         for task, conversation in list(self._conversations.items()):
             if not conversation.reporting:
@@ -167,3 +165,32 @@ class Server:
             await asyncio.wait(set(self._conversations), timeout=REPORT_SECONDS)
         for task in self._conversations:
             task.cancel()
+
+    async def _end_jobs(self, grace: float) -> None:
+        running = self.jobs.all()
+        if running and grace > 0:
+            self.say(f"{len(running)} jobs have {grace:g} s to end by themselves")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    for job in running:
+                        await job.ended()
+        for job in running:
+            if not job.over:
+                job.cancel("the controller ends")
+            await job.ended()
+
+    async def _until_released(self) -> None:
+        """A process whose data only this controller can still save would be lost with it: stay for its recovery."""
+        told: Sequence[int] = ()
+        while (held := self.actions.held()) or len(self.jobs):
+            self._stirred.clear()
+            if held and held != told:
+                told = held
+                for pid in held:
+                    self.say(
+                        f"process {pid} would be lost with this controller, which stays until it is recovered: "
+                        f"ckptpipe recover --pid {pid} --to URL (or kill -9 {os.getpid()}, to give it up)"
+                    )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._stirred.wait()

@@ -193,7 +193,8 @@ def _knock(socket: Path) -> str:
         "s = socket.socket(socket.AF_UNIX)\n"
         "try:\n    s.connect(sys.argv[1])\n"
         "except OSError as error:\n    print(error); sys.exit()\n"
-        "s.sendall(bytes([0, 0, 0, 2]) + b'{}')\n"
+        "try:\n    s.sendall(bytes([0, 0, 0, 2]) + b'{}')\n"
+        "except BrokenPipeError:\n    pass\n"  # refused already: the reason can still be read
         "while part := s.recv(65536):\n    print(part.decode(errors='replace'))\n"
     )
     return subprocess.run(

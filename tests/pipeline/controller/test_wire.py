@@ -26,7 +26,11 @@ from tests.pipeline.controller.stand_in import Serving, on_loop, serving, until,
 from tests.pipeline.controller.wire import connected, greeted
 
 ANYTHING = some.recursive(
-    some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False, allow_infinity=False) | some.text(max_size=20),
+    some.none()
+    | some.booleans()
+    | some.integers()
+    | some.floats(allow_nan=False, allow_infinity=False)
+    | some.text(max_size=20),
     lambda inner: (
         some.lists(inner, max_size=4) | some.dictionaries(some.text(max_size=12), inner, max_size=4)
     ),
