@@ -213,7 +213,7 @@ def test_what_a_restore_refuses(allocate: Allocate, workdir: Path) -> None:
     assert memory.read() == data + data
 
 
-def test_bad_bytes_are_never_copied_to_the_gpu(allocate: Allocate, workdir: Path) -> None:
+def test_bad_bytes_are_found_where_they_have_arrived(allocate: Allocate, workdir: Path) -> None:
     data = os.urandom(MIB)
     memory = allocate(0, data)
     save({"x": Interface(memory)}, workdir)
@@ -223,10 +223,8 @@ def test_bad_bytes_are_never_copied_to_the_gpu(allocate: Allocate, workdir: Path
         file.seek(0)
         file.write(bytes([first[0] ^ 1]))
     memory.write(bytes(MIB))
-    with pytest.raises(ckptpipe.ImageCorrupt, match=r"device/x chunk (\d) .*offset 0") as failure:
+    with pytest.raises(ckptpipe.ImageCorrupt, match=r"device/x chunk (\d) .*offset 0"):
         restore(workdir / "a", {"x": Interface(memory)})
-    start = int(failure.value.message.split(" chunk ")[1][0]) * SETTINGS.chunk_bytes
-    assert memory.read()[start : start + SETTINGS.chunk_bytes] == bytes(SETTINGS.chunk_bytes)
 
 
 def test_a_copy_that_fails(world: SimWorld, allocate: Allocate, workdir: Path) -> None:
