@@ -33,7 +33,16 @@ PRELOADED = {
     "libckptpipe_preload_symbols.so": lambda name: name == "interpose",
 }
 PRELOAD_FLAGS = (
-    *("-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec"),
+    *(
+        "-std=c11",
+        "-O2",
+        "-g0",
+        "-Wall",
+        "-Wextra",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-ftls-model=initial-exec",
+    ),
     *("-U_FORTIFY_SOURCE", "-fno-builtin", "-fno-strict-aliasing", "-pthread"),
 )
 
@@ -52,7 +61,11 @@ def extensions() -> list[Extension]:
     from Cython.Build import cythonize
 
     kernels = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pyx" / "kernels").glob("*.c"))
-    headers = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pyx" / "kernels").glob("*.h"))
+    headers = sorted(
+        str(path.relative_to(ROOT))
+        for folder in ("kernels", "preload")
+        for path in (ROOT / "pyx" / folder).glob("*.h")
+    )
     flags = ["-O3", "-std=gnu11", "-Wall", "-Wno-unused-function", "-fvisibility=hidden"]
     only = os.environ.get("CKPT_ONLY", "").split(",") if os.environ.get("CKPT_ONLY") else None
     modules = []
@@ -69,7 +82,7 @@ def extensions() -> list[Extension]:
             Extension(
                 f"ckptpipe.pyx.{source.stem}",
                 [str(source.relative_to(ROOT)), *linked],
-                include_dirs=["pyx/kernels"],
+                include_dirs=["pyx/kernels", "pyx/preload"],
                 depends=headers,
                 extra_compile_args=flags,
                 extra_link_args=["-pthread"],
@@ -125,7 +138,10 @@ class BuildEngine(build_ext):
         fresh.replace(path)  # a process that has the old one mapped keeps it
 
     def get_outputs(self) -> list[str]:
-        return [*super().get_outputs(), *(self._preloaded_path(library, self.inplace) for library in PRELOADED)]
+        return [
+            *super().get_outputs(),
+            *(self._preloaded_path(library, self.inplace) for library in PRELOADED),
+        ]
 
     def get_output_mapping(self) -> dict[str, str]:
         mapping = dict(super().get_output_mapping())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptpipe.pipeline.cli import copy, doctor, images, pipelines, processes, restore, save, serve
+from ckptpipe.pipeline.cli import copy, doctor, images, launch, pipelines, processes, restore, save, serve
 from ckptpipe.pipeline.cli.flags import HELP_NAMES
 from ckptpipe.pipeline.config.nearest import suggestion
 
@@ -78,6 +78,7 @@ for _command in (
     pipelines.run,
     pipelines.check,
     pipelines.schema,
+    launch.launch,
     serve.serve,
     processes.state,
     processes.recover,
