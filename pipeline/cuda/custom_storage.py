@@ -31,7 +31,6 @@ class CustomStorage(DeviceMemory):
         self.sessions = list(sessions)
         self._driver = driver
         self._lock_timeout = lock_timeout
-        self._estimated = False
 
     async def open(self, context: GraphContext) -> list[DeviceRange] | None:
         if all(session.operation is not None for session in self.sessions):
@@ -55,7 +54,7 @@ class CustomStorage(DeviceMemory):
         known = await asyncio.to_thread(process_bytes, pids, [gpu.uuid for gpu in gpus])
         if set(known) == set(pids):
             return sum(known.values())
-        self._estimated = True
+        self.counted = "everything in use on the GPUs of the process, since the driver does not say here what it holds alone"
         used = 0
         for gpu in gpus:
             context = await self._driver.retain(gpu.ordinal)

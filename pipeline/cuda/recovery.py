@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptpipe.pipeline import build, operations
 from ckptpipe.pipeline.context import GraphContext, graph_context
@@ -30,6 +30,9 @@ from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.sources.device import DeviceSource
 from ckptpipe.pipeline.spec import GraphSpec, SourceSpec
 from ckptpipe.storage_backends.shielded import shielded
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.controller.controller import Sinks, Where
 
 
 @dataclass(slots=True)
@@ -94,13 +97,14 @@ async def target_state(pid: int, *, driver: CudaDriver | None = None) -> TargetS
 async def recover(
     pid: int,
     *,
-    to: object = None,
+    to: Sinks | None = None,
     name: str = "",
     compress: str = "none",
     overwrite: bool = False,
-    leave: str = "",
+    leave: Literal["", "running", "checkpointed"] = "",
     options: Options | None = None,
     driver: CudaDriver | None = None,
+    where: Where = "auto",
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
 ) -> RecoverResult:
@@ -110,10 +114,25 @@ async def recover(
     CHECKPOINTING, where this process holds the operation: its memory is saved at ``to`` (and ``name``,
     ``compress``, ``overwrite`` as in `save`), then it is left as ``leave`` says (default: as the save that
     failed was told). RESTORING, likewise: restored again from its image. CaptureFailed says what is not possible.
-    ``options``: of the backend of an image that is read.
+    ``options``: of the backend of an image that is read. ``where``: as for `save`.
     """
     if leave not in ("", "running", "checkpointed"):
         raise UsageError(f"leave {leave!r} is not known", cure="take running or checkpointed")
+    from ckptpipe.pipeline.controller.controller import Controller
+
+    controller = await Controller.running("here" if driver is not None else where, [pid])
+    if controller is not None:
+        return await controller.recover(
+            pid,
+            to=to,
+            name=name,
+            compress=compress,
+            overwrite=overwrite,
+            leave=leave,
+            options=options,
+            settings=settings,
+            progress=progress,
+        )
     async with (
         borrowed(driver) as cuda,
         graph_context(settings or Settings()) as context,

@@ -18,7 +18,7 @@ from ckptpipe.pipeline.cuda.put_back import put_back
 from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import while_alive
-from ckptpipe.pipeline.errors import SaveFailed, UsageError
+from ckptpipe.pipeline.errors import ImageCorrupt, SaveFailed, UsageError
 from ckptpipe.pipeline.image.reader import ImageReader, open_image
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import RunFacts, SaveResult
@@ -29,6 +29,7 @@ from ckptpipe.pipeline.sources.driver_image import DriverImageSource
 from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.abc import Backend
+from ckptpipe.storage_backends.errors import NoSpace, StorageError
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -77,10 +78,15 @@ async def save_processes(
             for session in sessions:
                 session.new_record(plan.capture, leave)
             source = _source(cuda, sessions, links, plan, lock_timeout)
-            result = await while_alive(
-                [session.target for session in sessions],
-                operations.save_graph(spec, source, context, "save", progress),
-            )
+            try:
+                result = await while_alive(
+                    [session.target for session in sessions],
+                    operations.save_graph(spec, source, context, "save", progress),
+                )
+            except NoSpace as error:
+                if counted := _counted(source, sessions):
+                    raise NoSpace(f"{error.message} (counted: {counted})", cure=error.cure) from error
+                raise
         except BaseException as error:
             failure = await settle_failure(sessions, error, restore=capture_undoable(sessions))
             raise failure from failure.__cause__
@@ -114,6 +120,13 @@ def _check_sinks(plan: CapturePlan, sinks: Sequence[SinkSpec]) -> None:
             "the process's memory would be lost: no required sink keeps it",
             cure="name at least one required sink that stores what it gets",
         )
+
+
+def _counted(source: Source, sessions: Sequence[ProcessSession]) -> str:
+    """Where room was asked for more than the processes may hold: what was counted. "" once they are touched."""
+    if any(session.touched for session in sessions) or not isinstance(source, DeviceSource):
+        return ""
+    return source.memory.counted
 
 
 def _source(
@@ -153,8 +166,9 @@ async def finish(
                 )
             await complete_all(sessions, images)
             if leave == "running":
-                async with image_in(context, images[0], kept[0][0].options) as reader:
-                    await put_back(sessions, reader, context, cuda, links)
+                await _put_back_from_any(
+                    cuda, context, links, sessions, [(made.image_url, sink.options) for sink, made in kept]
+                )
         elif leave == "running":
             await restore_all(sessions)
         else:
@@ -166,8 +180,30 @@ async def finish(
         failure = await settle_failure(sessions, error, restore=False, images=images)
         raise failure from failure.__cause__
     add_facts(result.facts, sessions, end, started)
+    result.facts.notes.extend(note for note in context.notes if note not in result.facts.notes)
     for session in sessions if close else ():
         await session.aclose()
+
+
+async def _put_back_from_any(
+    cuda: CudaDriver,
+    context: GraphContext,
+    links: Links,
+    sessions: Sequence[ProcessSession],
+    images: Sequence[tuple[str, Options]],
+) -> None:
+    """From the first image; where that cannot be read, from the next: they are the same bytes."""
+    for left, (url, options) in zip(reversed(range(len(images))), images, strict=True):
+        try:
+            async with image_in(context, url, options) as reader:
+                await put_back(sessions, reader, context, cuda, links)
+            return
+        except (StorageError, ImageCorrupt) as error:
+            if not left:
+                raise
+            context.notes.append(
+                f"put back from the next image, since {url} could not be read: {error.message}"
+            )
 
 
 async def restore_all(

@@ -5,7 +5,6 @@ A step that fails is never repeated blindly: the driver is asked in which state 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import Target
 from ckptpipe.pipeline.result import ProcessFacts
 from ckptpipe.pyx.cuda import CudaError, CustomOperation
-from ckptpipe.storage_backends.shielded import shielded
+from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 _INVALID_VALUE, _NOT_INITIALIZED, _ILLEGAL_STATE, _NOT_READY = 1, 3, 401, 600
 _NOT_SUPPORTED, _TIMEOUT = 801, 909
@@ -59,7 +58,7 @@ class ProcessSession:
         """Find the process and take its lock. Nothing is touched."""
         target = Target.open(pid)
         try:
-            lock = await asyncio.to_thread(TargetLock.take, target)
+            lock = await in_thread(TargetLock.take, target, undo=TargetLock.release)
         except BaseException:
             target.close()
             raise
@@ -127,11 +126,11 @@ class ProcessSession:
         """Write down where the process is, before the next step is taken."""
         assert self.record is not None
         self.record = replace(self.record, phase=phase, **changes)  # type: ignore[arg-type]
-        await asyncio.to_thread(self._lock.write, self.record)
+        await in_thread(self._lock.write, self.record)
 
     async def forget(self) -> None:
         """It runs: what was known of its checkpoint is over."""
-        await asyncio.to_thread(self._lock.erase)
+        await in_thread(self._lock.erase)
         self.record = None
         self.touched = False
 

@@ -35,6 +35,7 @@ class DeviceMemory(ABC):
     kind: str
     links: Links
     need_bytes: int = 0  # what an uncompressed copy takes up at most; 0 where that is not known
+    counted: str = ""  # how that came about, where it may be more than what is saved
 
     @abstractmethod
     async def open(self, context: GraphContext) -> list[DeviceRange] | None:

@@ -11,9 +11,10 @@ import pytest
 
 import ckptpipe
 from ckptpipe.pyx.cuda import CudaError
-from ckptpipe.storage_backends.errors import StorageError
+from ckptpipe.storage_backends.errors import NoSpace, StorageError
+from ckptpipe.storage_backends.nvme import NvmeBackend
 from ckptpipe.storage_backends.wrappers.faulty import Faults
-from tests.pipeline.cuda.runs import Spawn, abandon, images, recover, restore, runs, save, saving
+from tests.pipeline.cuda.runs import SETTINGS, Spawn, abandon, images, recover, restore, runs, save, saving
 from tests.pipeline.runs import break_sink
 from tests.simcuda import BusyTarget, SimWorld
 
@@ -345,3 +346,79 @@ def test_abandoned_operations_let_everything_go(
     abandon(target.pid)
     with pytest.raises(ckptpipe.CaptureFailed, match=r"is CHECKPOINTING.*nobody can read"):
         recover(target)
+
+
+@pytest.mark.parametrize("call", [LOCK, CHECKPOINT])
+def test_of_several_the_second_that_fails_harms_the_first_as_little_as_can_be(
+    world: SimWorld, spawn: Spawn, workdir: Path, runtime: Path, call: str
+) -> None:
+    one, two = spawn(world, seed=1), spawn(world, seed=2)
+    world.fault(call, target=two.pid, error="CUDA_ERROR_UNKNOWN")
+    both = ckptpipe.save(processes=[one.pid, two.pid], to=workdir, name="a", settings=SETTINGS)
+    if call == LOCK:
+        with pytest.raises(ckptpipe.TargetError, match=rf"pid {two.pid} .*could not be locked") as failure:
+            asyncio.run(both)
+        assert any(f"pid {one.pid} " in note and "RUNNING again" in note for note in failure.value.__notes__)
+    else:
+        with pytest.raises(ckptpipe.CaptureFailed, match=rf"pid {one.pid} .*stays CHECKPOINTING") as stuck:
+            asyncio.run(both)
+        assert list(stuck.value.states) == [one.pid]
+        assert recover(one, to=workdir, name="b").after == "RUNNING"
+    runs(world, two, runtime)
+    runs(world, one, runtime)
+
+
+def test_several_that_stay_are_sent_elsewhere_one_by_one(
+    world: SimWorld, spawn: Spawn, workdir: Path, runtime: Path, break_sink: Plan
+) -> None:
+    one, two = spawn(world, seed=1), spawn(world, seed=2)
+    faults = Faults()
+    faults.fail("append", 6, StorageError("the disk is full"))
+    break_sink("bad", faults)
+    with pytest.raises(ckptpipe.CaptureFailed) as failure:
+        asyncio.run(
+            ckptpipe.save(processes=[one.pid, two.pid], to=workdir / "bad", name="a", settings=SETTINGS)
+        )
+    assert list(failure.value.states) == [one.pid, two.pid]
+    for target in (one, two):
+        assert recover(target, to=workdir, name=f"p{target.pid}").after == "RUNNING"
+        runs(world, target, runtime)
+
+
+def test_no_room_is_found_out_before_and_says_what_was_counted(
+    world: SimWorld, spawn: Spawn, workdir: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = spawn(world)
+    asked: list[int] = []
+    check = NvmeBackend.check
+
+    async def full(self: NvmeBackend, *, writing: bool, need_bytes: int = 0) -> None:
+        await check(self, writing=writing)
+        asked.append(need_bytes)
+        raise NoSpace(f"needs {need_bytes} bytes", cure="free some")
+
+    monkeypatch.setattr(NvmeBackend, "check", full)
+    with pytest.raises(NoSpace, match=r"needs \d+ bytes \(counted: everything in use on the GPUs"):
+        save(target, workdir)
+    assert asked[0] >= 2 * (2 << 20) + (3 << 20) + (1 << 20)
+    assert world.calls(LOCK) == 0
+    runs(world, target, runtime)
+
+
+def test_put_back_from_the_second_image_where_the_first_cannot_be_read(
+    world: SimWorld, spawn: Spawn, workdir: Path, runtime: Path
+) -> None:
+    target = spawn(world)
+    hold = world.fault(RESTORE, hold=True)
+
+    async def main() -> ckptpipe.SaveResult:
+        work = asyncio.ensure_future(saving(target, [workdir / "one", workdir / "two"]))
+        await asyncio.to_thread(hold.wait)
+        for data in (workdir / "one" / "a").glob("data-*"):
+            data.unlink()
+        hold.release()
+        return await work
+
+    result = asyncio.run(main())
+    assert any("put back from the next image" in note for note in result.facts.notes)
+    runs(world, target, runtime)
