@@ -382,6 +382,8 @@ def test_several_that_stay_are_sent_elsewhere_one_by_one(
     assert list(failure.value.states) == [one.pid, two.pid]
     for target in (one, two):
         assert recover(target, to=workdir, name=f"p{target.pid}").after == "RUNNING"
+        target.check()
+    for target in (one, two):
         runs(world, target, runtime)
 
 
