@@ -59,6 +59,7 @@ from ckptpipe.storage_backends.errors import StorageError
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.config.pipeline import Pipeline
+    from ckptpipe.pipeline.controller.controller import Controller, Where
 
 __all__ = [
     "CaptureFailed",
@@ -66,6 +67,7 @@ __all__ = [
     "CheckpointMismatch",
     "CkptpipeError",
     "ConfigError",
+    "Controller",
     "DigestMismatch",
     "GcResult",
     "GraphSpec",
@@ -96,6 +98,7 @@ __all__ = [
     "TargetState",
     "UnsupportedImage",
     "UsageError",
+    "Where",
     "__version__",
     "copy",
     "copy_blocking",
@@ -126,4 +129,8 @@ def __getattr__(name: str) -> object:
         from ckptpipe.pipeline.config.pipeline import Pipeline
 
         return Pipeline
+    if name in ("Controller", "Where"):
+        from ckptpipe.pipeline.controller import controller
+
+        return getattr(controller, name)
     raise AttributeError(f"module 'ckptpipe' has no attribute {name!r}")

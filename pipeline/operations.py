@@ -32,6 +32,7 @@ from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
 
 if TYPE_CHECKING:
+    from ckptpipe.pipeline.controller.controller import Where
     from ckptpipe.pipeline.cuda.choice import Capture, Leave, PlanCallback
     from ckptpipe.pipeline.cuda.driver import CudaDriver
 
@@ -53,6 +54,7 @@ async def save(
     device_buffers: Mapping[str, Any] | None = None,
     on_plan: PlanCallback | None = None,
     driver: CudaDriver | None = None,
+    where: Where = "auto",
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
 ) -> SaveResult:
@@ -69,6 +71,8 @@ async def save(
     process is touched; a failure after that brings it back to RUNNING, or is a CaptureFailed that names the
     state it is in and what to do. Or ``device_buffers``: {name: array on a GPU of this process}, each with
     ``__cuda_array_interface__`` or DLPack. ``driver``: one that the caller keeps open; default: one of its own.
+    ``where``: a process is saved by the controller (`ckptpipe serve`) where one runs (auto), by it or not at all
+    (controller), or by this process (here; also where ``driver`` or ``on_plan`` is given).
     """
     pids = [*([pid] if pid is not None else []), *processes]
     if sum(given is not None for given in (sources, pids or None, device_buffers)) != 1:
@@ -80,8 +84,15 @@ async def save(
         "to": to, "name": name, "compress": compress, "overwrite": overwrite, "settings": settings, "progress": progress
     }  # fmt: skip
     if pids:
+        from ckptpipe.pipeline.controller.controller import Controller
         from ckptpipe.pipeline.cuda.save import save_processes
 
+        own = driver is not None or on_plan is not None
+        controller = await Controller.running("here" if own else where, pids)
+        if controller is not None:
+            return await controller.save(
+                pids, leave=leave, capture=capture, lock_timeout=lock_timeout, **common
+            )
         return await save_processes(
             pids,
             leave=leave,
@@ -128,6 +139,7 @@ async def restore(
     device_map: Mapping[str, str] | None = None,
     device_buffers: Mapping[str, Any] | None = None,
     driver: CudaDriver | None = None,
+    where: Where = "auto",
     options: Options | None = None,
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
@@ -141,7 +153,7 @@ async def restore(
     Or into the live, checkpointed process ``pid`` (``processes``) whose present checkpoint it is, which runs
     again then; ``device_map``: {GPU's old UUID: new UUID}. CheckpointMismatch where image and process do not
     belong together, CaptureFailed where the process could not be brought back. Or into ``device_buffers``
-    {stream name: array on a GPU of this process}.
+    {stream name: array on a GPU of this process}. ``where``: as for `save`.
     """
     pids = [*([pid] if pid is not None else []), *processes]
     if sum(given is not None for given in (to, buffers, pids or None, device_buffers)) != 1:
@@ -153,8 +165,12 @@ async def restore(
         "expect_digest": expect_digest, "options": options, "settings": settings, "progress": progress
     }  # fmt: skip
     if pids:
+        from ckptpipe.pipeline.controller.controller import Controller
         from ckptpipe.pipeline.cuda.restore import restore_processes
 
+        controller = await Controller.running("here" if driver is not None else where, pids)
+        if controller is not None:
+            return await controller.restore(url, pids, device_map=device_map, **common)
         return await restore_processes(url, pids, device_map=device_map, driver=driver, **common)
     if device_map:
         raise UsageError(

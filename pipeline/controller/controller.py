@@ -78,6 +78,21 @@ class Controller(ABC):
 
         return LocalController(DriverActions(), note)
 
+    @staticmethod
+    async def running(where: Where, pids: Sequence[int]) -> Controller | None:
+        """The controller that `ckptpipe.save`, `restore` and `recover` of ``pids`` go to, as ``where`` says; None
+        where they are this process's own work, because none runs or an operation on one of them is open here."""
+        from ckptpipe.pipeline.cuda import open_operations
+
+        if where == "here" or any(open_operations.has(pid) for pid in pids):
+            return None
+        try:
+            return RemoteController(None, await client.greet(None), None)
+        except ControllerUnavailable:
+            if where == "controller":
+                raise
+            return None
+
     async def __aenter__(self) -> Self:
         return self
 

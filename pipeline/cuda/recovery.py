@@ -18,7 +18,7 @@ from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.outcome import settle_failure
 from ckptpipe.pipeline.cuda.process_facts import check_same, saved_processes
 from ckptpipe.pipeline.cuda.put_back import put_back
-from ckptpipe.pipeline.cuda.records import CheckpointRecord, busy_with, read_record
+from ckptpipe.pipeline.cuda.records import CheckpointRecord, busy_with, holder_lives, read_record
 from ckptpipe.pipeline.cuda.save import Options, complete_all, finish, image_in, restore_all
 from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
@@ -286,11 +286,15 @@ class _Steps:
 def _nothing_to_do(state: ProcessState, record: CheckpointRecord | None) -> str:
     if state is ProcessState.FAILED:
         return state.meaning
-    holder = f"process {record.controller}" if record is not None else "another process"
+    if record is not None and holder_lives(record):
+        return (
+            f"{state.meaning}. Process {record.controller} holds the driver's operation, and only there it can be "
+            "completed: recover through it (its controller, or the command that still runs)"
+        )
+    holder = f"process {record.controller}" if record is not None else "the process that asked for it"
     return (
-        f"{state.meaning}. The driver gave that memory to {holder} alone, and its operation ends only there: "
-        "while that process lives, recover from it (its controller, or the command that still runs); "
-        "when it has ended, nobody can read or complete the operation any more"
+        f"{state.meaning}. The driver gave that memory to {holder} alone, which does not hold it any more: "
+        "nobody can read or complete the operation now"
     )
 
 
