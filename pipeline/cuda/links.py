@@ -83,8 +83,10 @@ class Links:
 def _rings(context: GraphContext, gpus: list[Gpu]) -> dict[int, StagingRing]:
     """A ring on the NUMA node of each GPU; one for all where the machine has one node, or the user chose it."""
     nodes: dict[int, int | None] = {gpu.ordinal: None for gpu in gpus}
-    if context.settings.numa_node is None and len(numa_nodes()) > 1:
-        nodes = {gpu.ordinal: topology.place_of(gpu.pci).numa_node for gpu in gpus}
+    there = numa_nodes()
+    if context.settings.numa_node is None and len(there) > 1:
+        places = {gpu.ordinal: topology.place_of(gpu.pci).numa_node for gpu in gpus}
+        nodes = {ordinal: node if node in there else None for ordinal, node in places.items()}
     distinct = sorted({node for node in nodes.values() if node is not None})
     if not distinct:
         return dict.fromkeys(nodes, context.ring)

@@ -71,7 +71,8 @@ class TargetLock:
                     raise TargetBusy(
                         f"{target} is being saved or restored by {_holder(descriptor)}",
                         pid=target.pid,
-                        cure="wait for that, or cancel it",
+                        cure="wait for that or cancel it; where it has failed, go on in that process: "
+                        f"ckptpipe recover --pid {target.pid}, through its controller",
                     ) from error
                 if _is_at(path, descriptor):
                     os.ftruncate(descriptor, 0)
@@ -127,6 +128,17 @@ def busy_with(pid: int) -> int | None:
         return int(text) if text.isdigit() else 0
     finally:
         os.close(descriptor)
+
+
+def holder_lives(record: CheckpointRecord) -> bool:
+    """Whether the process that holds the driver's operation is still there, and is another than this one."""
+    if record.controller == os.getpid():
+        return False  # then the operation would be at hand
+    try:
+        with open(f"/proc/{record.controller}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[19]) == record.controller_start_time
+    except (OSError, ProcessLookupError):
+        return False
 
 
 def new_nonce() -> str:
