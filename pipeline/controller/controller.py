@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from ckptpipe.pipeline import build
-from ckptpipe.pipeline.controller import client, places
-from ckptpipe.pipeline.controller.actions import Actions, HeldTarget, NoteCallback, close_all
-from ckptpipe.pipeline.controller.errors import ControllerRefused, ControllerUnavailable, JobNotFound
+from ckptpipe.pipeline.controller import client
+from ckptpipe.pipeline.controller.actions import HeldTarget, NoteCallback, close_all
+from ckptpipe.pipeline.controller.errors import ControllerUnavailable
 from ckptpipe.pipeline.controller.jobs import JobSummary
 from ckptpipe.pipeline.controller.pidfds import open_pidfd
-from ckptpipe.pipeline.controller.records import from_json
 from ckptpipe.pipeline.controller.requests import (
     LOCK_TIMEOUT,
-    CancelRequest,
     Capture,
-    JobsRequest,
     Leave,
     RecoverRequest,
     Request,
@@ -30,7 +27,6 @@ from ckptpipe.pipeline.controller.requests import (
     Verb,
     VerbRequest,
 )
-from ckptpipe.pipeline.controller.runtime_directory import SOCKET, candidates
 from ckptpipe.pipeline.controller.target_report import TargetReport
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, SaveResult
@@ -65,6 +61,8 @@ class Controller(ABC):
         Raises ControllerRefused where the runtime directory is not to be trusted, ControllerMismatch where the
         controller is of another version.
         """
+        from ckptpipe.pipeline.controller.remote import RemoteController
+
         path = Path(socket) if socket is not None else None
         if where != "here":
             try:
@@ -75,6 +73,7 @@ class Controller(ABC):
             else:
                 return RemoteController(path, pid, note)
         from ckptpipe.pipeline.controller.driver_actions import DriverActions
+        from ckptpipe.pipeline.controller.local import LocalController
 
         return LocalController(DriverActions(), note)
 
@@ -82,6 +81,7 @@ class Controller(ABC):
     async def running(where: Where, pids: Sequence[int]) -> Controller | None:
         """The controller that `ckptpipe.save`, `restore` and `recover` of ``pids`` go to, as ``where`` says; None
         where they are this process's own work, because none runs or an operation on one of them is open here."""
+        from ckptpipe.pipeline.controller.remote import RemoteController
         from ckptpipe.pipeline.cuda import open_operations
 
         if where == "here" or any(open_operations.has(pid) for pid in pids):
@@ -188,7 +188,6 @@ class Controller(ABC):
         driver's own, without an image. Nothing is undone where it fails."""
         return await self._typed(TargetReport, VerbRequest(verb, timeout), pid)
 
-    @abstractmethod
     async def begin_save(
         self,
         pids: Pids,
@@ -204,6 +203,11 @@ class Controller(ABC):
     ) -> int:
         """Have the controller begin a save that goes on when this process has ended; the job's number. Its outcome
         is in the controller's log. ControllerUnavailable where the work would be done in this process."""
+        request = _save_request(
+            to, name, compress, overwrite, leave, capture, lock_timeout, settings or Settings()
+        )
+        with _held(pids) as targets:
+            return await self._begin(request, targets)
 
     @abstractmethod
     def held(self) -> Sequence[int]:
@@ -230,6 +234,9 @@ class Controller(ABC):
     ) -> Any: ...
 
     @abstractmethod
+    async def _begin(self, request: Request, targets: Sequence[HeldTarget]) -> int: ...
+
+    @abstractmethod
     def _result(self, kind: type[T], found: Any) -> T: ...
 
     async def _typed(
@@ -237,121 +244,6 @@ class Controller(ABC):
     ) -> T:
         with _held(pids) as targets:
             return self._result(kind, await self._perform(request, targets, progress))
-
-
-class RemoteController(Controller):
-    """Asks the controller that runs. Nothing stays open between two calls."""
-
-    def __init__(self, path: Path | None, pid: int, note: NoteCallback | None) -> None:
-        self.pid = pid
-        self._path = path
-        self._note = note
-
-    @property
-    def description(self) -> str:
-        return f"the controller, pid {self.pid}"
-
-    async def _perform(
-        self, request: Request, targets: Sequence[HeldTarget], progress: ProgressCallback | None
-    ) -> Any:
-        for text in places.notes_of(request):
-            self._tell(text)
-        return await client.ask(self._path, request, targets, progress=progress, note=self._tell)
-
-    def _tell(self, text: str) -> None:
-        if self._note is not None:
-            self._note(text)
-
-    def _result(self, kind: type[T], found: Any) -> T:
-        return from_json(kind, found, "result")
-
-    async def begin_save(
-        self,
-        pids: Pids,
-        *,
-        to: Sinks,
-        name: str = "",
-        compress: str = "none",
-        overwrite: bool = False,
-        leave: Leave = "running",
-        capture: Capture = "auto",
-        lock_timeout: float = LOCK_TIMEOUT,
-        settings: Settings | None = None,
-    ) -> int:
-        request = _save_request(
-            to, name, compress, overwrite, leave, capture, lock_timeout, settings or Settings()
-        )
-        for text in places.notes_of(request):
-            self._tell(text)
-        with _held(pids) as targets:
-            answer = await client.ask(self._path, request, targets, detach=True)
-        return int(answer["job"])
-
-    def held(self) -> Sequence[int]:
-        return ()
-
-    async def serve_held(self, say: Callable[[str], object]) -> None:
-        return
-
-    async def jobs(self) -> tuple[JobSummary, ...]:
-        return from_json(tuple[JobSummary, ...], await client.ask(self._path, JobsRequest(), ()), "jobs")
-
-    async def cancel(self, job: int) -> JobSummary:
-        return from_json(JobSummary, await client.ask(self._path, CancelRequest(job), ()), "job")
-
-    async def aclose(self) -> None:
-        return
-
-
-class LocalController(Controller):
-    """Does the work in this process. CUDA is initialised by the first call that needs it."""
-
-    def __init__(self, actions: Actions, note: NoteCallback | None) -> None:
-        self._actions = actions
-        self._note = note
-
-    @property
-    def description(self) -> str:
-        return "this process: no controller runs"
-
-    async def _perform(
-        self, request: Request, targets: Sequence[HeldTarget], progress: ProgressCallback | None
-    ) -> Any:
-        return await self._actions.perform(request, targets, progress or _unshown, self._note or _unshown)
-
-    def _result(self, kind: type[T], found: Any) -> T:
-        result: T = found
-        return result
-
-    async def begin_save(self, pids: Pids, *, to: Sinks, **_: Any) -> int:
-        raise ControllerUnavailable(
-            "no controller runs that could go on with a save by itself", cure="start one with ckptpipe serve"
-        )
-
-    def held(self) -> Sequence[int]:
-        return self._actions.held()
-
-    async def serve_held(self, say: Callable[[str], object]) -> None:
-        from ckptpipe.pipeline.controller.server import serve
-
-        usual = candidates()[0] / SOCKET
-        try:
-            await serve(usual, actions=self._actions, idle_exit=0.0, say=say)
-        except ControllerRefused:  # there is a controller, only this command was not to use it
-            own = usual.with_name(f"controller-{os.getpid()}.sock")
-            say(f"recover with --socket {own}")
-            await serve(own, actions=self._actions, idle_exit=0.0, say=say)
-
-    async def jobs(self) -> tuple[JobSummary, ...]:
-        return ()
-
-    async def cancel(self, job: int) -> JobSummary:
-        raise JobNotFound(
-            "no controller runs, so there are no jobs", cure="end the process that works instead"
-        )
-
-    async def aclose(self) -> None:
-        await self._actions.aclose()
 
 
 def _save_request(
@@ -374,10 +266,6 @@ def _save_request(
         lock_timeout=lock_timeout,
         settings=settings,
     )
-
-
-def _unshown(_: object) -> None:
-    """Progress and notes of a call that asked for neither."""
 
 
 def _sinks(to: Sinks) -> tuple[SinkSpec, ...]:

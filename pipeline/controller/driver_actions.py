@@ -82,7 +82,7 @@ class DriverActions:
         if isinstance(request, StateRequest):
             return tuple([await report(driver, pid) for pid in pids])
         if isinstance(request, VerbRequest):
-            return await self._verb(driver, request, pids[0])
+            return await self._verb(driver, request, targets[0])
         if isinstance(request, SaveRequest):
             return await self._save(driver, request, targets, progress, note)
         if isinstance(request, RestoreRequest):
@@ -151,9 +151,11 @@ class DriverActions:
             progress=progress,
         )
 
-    async def _verb(self, driver: CudaDriver, request: VerbRequest, pid: int) -> TargetReport:
+    async def _verb(self, driver: CudaDriver, request: VerbRequest, target: HeldTarget) -> TargetReport:
+        pid = target.pid
         session = await open_operations.open_session(driver, pid)
         try:
+            target.require_alive()  # so that the session has the same process
             state = await session.state()
             if state is not _FROM[request.verb]:
                 raise TargetError(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import ckptpipe
-from ckptpipe.pipeline.controller.controller import Controller, LocalController
+from ckptpipe.pipeline.controller.controller import Controller
 from ckptpipe.pipeline.controller.errors import ControllerUnavailable
+from ckptpipe.pipeline.controller.local import LocalController
 from tests.pipeline.controller.machine import Machine, machine
 from tests.pipeline.controller.stand_in import on_loop
 

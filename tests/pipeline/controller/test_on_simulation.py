@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptpipe.pipeline.cli.exit import run
 from ckptpipe.pipeline.controller.errors import JobCancelled
 from ckptpipe.pipeline.cuda.errors import CaptureFailed, TargetBusy
 from ckptpipe.pipeline.cuda.states import ProcessState
@@ -356,23 +357,50 @@ def _lose(here: Machine) -> None:
     _flow(here)
 
 
-def test_what_is_refused_before_anything_is_touched(here: Machine, workdir: Path) -> None:
+def test_contexts_that_are_kept(here: Machine) -> None:
+    server = here.serve("--keep-contexts")
+    assert all(here.world.used(gpu.index) > 0 for gpu in here.world.gpus)
+    server.terminate()
+    assert server.wait() == 0
+    assert all(here.world.used(gpu.index) == 0 for gpu in here.world.gpus)
+
+
+def test_no_driver_is_said_before_it_listens(here: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.environment["SIMCUDA_DIR"] = "/nowhere"
+    told = here.run("serve", code=1)
+    assert "CUDA_ERROR" in told
+    assert not here.socket.exists()
+
+
+def test_what_is_refused_before_anything_is_touched(here: Machine) -> None:
     target = here.target()
     here.serve()
-    save = ("save", "--pid", str(target.pid), *SMALL)
-    assert "no such option" not in here.run(*save, "--to", "memory:x", code=2)
     told = here.run("restore", str(here.images / "nowhere"), "--pid", str(target.pid), code=1)
     assert "no image" in told
-    told = here.run("state", "--pid", str(1 << 22), code=1)
-    assert "there is no process" in told
+    told = here.run("save", "--pid", str(target.pid), "--to", "memory:x", *SMALL, code=2)
+    assert "that of one process" in told
     assert here.state(target) == "RUNNING"
-    for arguments, why in (
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
         (("save", "x", "--pid", "1", "--to", "y"), "not of both"),
         (("save", "x", "--to", "y", "--leave", "running"), "--leave goes with --pid"),
+        (("save", "x", "--to", "y", "--lock-timeout", "1s"), "--lock-timeout goes with --pid"),
         (("save", "x", "--to", "y", "--no-controller"), "--no-controller goes with --pid"),
+        (("save", "--pid", "0", "--to", "y"), "0 is not in the range"),
+        (("restore", "x"), "missing option '--to'"),
         (("restore", "x", "--to", "y", "--device-map", "a=b"), "--device-map goes with --pid"),
         (("restore", "x", "--pid", "1", "--to", "y"), "for files"),
         (("restore", "x", "--pid", "1", "--device-map", "a"), "expected OLD=NEW"),
+        (("restore", "x", "--pid", "1", "--device-map", "a=b", "--device-map", "a=c"), "named twice"),
         (("state", "--pid", "1", "--socket", "s", "--no-controller"), "wants none"),
-    ):
-        assert why in here.run(*arguments, code=2)
+        (("state",), "missing option '--pid'"),
+    ],
+)
+def test_command_lines_that_make_no_sense(
+    arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(list(arguments)) == 2
+    assert why in capsys.readouterr().err

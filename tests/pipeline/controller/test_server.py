@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket as sockets
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ckptpipe.pipeline.controller.controller import Controller, LocalController, RemoteController
+from ckptpipe.pipeline.controller.controller import Controller
 from ckptpipe.pipeline.controller.errors import (
     ControllerBusy,
     ControllerFault,
@@ -20,6 +21,8 @@ from ckptpipe.pipeline.controller.errors import (
     JobCancelled,
     JobNotFound,
 )
+from ckptpipe.pipeline.controller.local import LocalController
+from ckptpipe.pipeline.controller.remote import RemoteController
 from ckptpipe.pipeline.controller.requests import SaveRequest, envelope
 from ckptpipe.pipeline.cuda.errors import CaptureFailed, TargetBusy, TargetGone
 from ckptpipe.pipeline.cuda.states import ProcessState
@@ -266,6 +269,20 @@ def test_no_controller_means_this_process(tmp_path: Path, monkeypatch: pytest.Mo
             assert isinstance(await Controller.connect(where="here"), LocalController)
 
     on_loop(body)
+
+
+def test_the_service_manager_is_told(socket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+
+        async def body() -> None:
+            async with serving(socket):
+                assert await asyncio.to_thread(manager.recv, 100) == b"READY=1"
+
+        on_loop(body)
+        assert manager.recv(100) == b"STOPPING=1"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
