@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Self
 
 from ckptpipe.pipeline.controller.errors import ProtocolError
 
-FRAME_MAX = 256 << 10  # bytes of one frame, without its length
+FRAME_MAX = 1 << 20  # bytes of one frame, without its length
 DESCRIPTORS_MAX = 64  # with one frame; the kernel allows 253 (SCM_MAX_FD)
 
 _LENGTH = struct.Struct(">I")
