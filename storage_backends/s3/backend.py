@@ -25,6 +25,7 @@ from ckptpipe.storage_backends.s3.client import S3Client, connect
 from ckptpipe.storage_backends.s3.multipart import S3Writer, part_target
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, SPARE_PARTS, S3Options
 from ckptpipe.storage_backends.s3.ranged_get import RangedGet
+from ckptpipe.storage_backends.s3.see_through import see_through
 from ckptpipe.storage_backends.s3.small_object import SmallObjects
 from ckptpipe.storage_backends.s3.upload import abort_upload, decode_crc32c
 
@@ -175,7 +176,7 @@ class S3Backend(Backend):
 
     async def put_atomic(self, name: str, data: bytes, *, if_absent: bool = False, lane: int = 0) -> None:
         put = self._shared.small.put_if_absent if if_absent else self._shared.small.put
-        await put(self._key(name), self._what(name), bytes(data))
+        await see_through(put(self._key(name), self._what(name), bytes(data)))
 
     async def stat(self, name: str) -> ObjectInfo:
         asked = {"ChecksumMode": "ENABLED"} if self._shared.client.facts.checksum is not False else {}

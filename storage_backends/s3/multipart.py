@@ -11,6 +11,7 @@ from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, MIN_PART, SPARE_PARTS
 from ckptpipe.storage_backends.s3.part import Part
+from ckptpipe.storage_backends.s3.see_through import see_through
 from ckptpipe.storage_backends.s3.upload import Sent, Upload, decode_crc32c, send_body
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -191,7 +192,7 @@ class S3Writer(ObjectWriter):
             crc32c = await part.settle(self._workers)
             self._visible = True
             parameters = {**self._place, **self._client.new_object()}
-            await send_body(self._client, "put_object", self._what, part, crc32c, parameters)
+            await see_through(send_body(self._client, "put_object", self._what, part, crc32c, parameters))
         finally:
             part.release()
             self._inflight.end()
@@ -209,7 +210,7 @@ class S3Writer(ObjectWriter):
         if len(parts) != self._parts or whole != self._crc32c:
             raise StorageError(f"{self._what}: the parts sent are not the extents that were appended")
         self._visible = True
-        await self._upload.complete(parts, self.size, self._crc32c)
+        await see_through(self._upload.complete(parts, self.size, self._crc32c))
 
     async def _confirm(self) -> ObjectInfo:
         """Look at the object once: its size, its checksum where the store has one, the store's clock."""
