@@ -95,7 +95,9 @@ async def save_device_buffers(
         Links(cuda) as links,
     ):
         source = DeviceSource(DeviceBuffers(cuda, arrays, links))
-        return await operations.save_graph(spec, source, context, "save", progress)
+        result = await operations.save_graph(spec, source, context, "save", progress)
+    result.facts.notes.extend(links.problems)
+    return result
 
 
 async def restore_device_buffers(

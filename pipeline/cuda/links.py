@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ckptpipe.pipeline.context import RING_MIN_SLOTS, GraphContext
 from ckptpipe.pipeline.cuda import topology
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
-from ckptpipe.pyx.cuda import CopyQueue, Pinned, pin
+from ckptpipe.pyx.cuda import CopyQueue, CudaError, Pinned, pin
 from ckptpipe.pyx.memory import numa_nodes
 from ckptpipe.pyx.staging import StagingRing
 from ckptpipe.storage_backends.shielded import shielded
+
+_ALREADY_REGISTERED = 712
 
 
 @dataclass(slots=True)
@@ -33,11 +36,13 @@ class Links:
         self._links: dict[int, Link] = {}
         self._retained: list[int] = []
         self._pinned: list[Pinned] = []
+        self._notes: list[str] = []
+        self.problems: list[str] = []  # what `aclose` could not give back
 
     async def open(self, context: GraphContext, gpus: Iterable[Gpu]) -> None:
         """Add those of ``gpus`` that are not there yet. The links end before the context does."""
         gpus = [gpu for gpu in gpus if gpu.ordinal not in self._links]
-        rings = _rings(context, gpus)
+        rings = await asyncio.to_thread(_rings, context, gpus)  # prefaulting takes its time
         for gpu in gpus:
             handle = await self._driver.retain(gpu.ordinal)
             self._retained.append(gpu.ordinal)
@@ -48,20 +53,29 @@ class Links:
             self._links[gpu.ordinal] = Link(gpu, handle, queue, ring)
 
     def _pin(self, ring: StagingRing, context: int) -> None:
-        self._pinned.append(pin(ring, context=context))
+        try:
+            self._pinned.append(pin(ring, context=context))
+        except CudaError as error:
+            if error.code != _ALREADY_REGISTERED:
+                raise
+            # An earlier run could not unregister this memory, and the ring lies there again: it is pinned.
+            self._notes.append(f"the staging ring was pinned already: {error.message}")
 
     async def __aenter__(self) -> Links:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await self.aclose()
+        if error is not None:
+            for problem in self.problems:
+                error.add_note(problem)
 
     def __getitem__(self, ordinal: int) -> Link:
         return self._links[ordinal]
 
     def notes(self) -> list[str]:
         """What the result should say of how the bytes were copied and checked."""
-        return [
+        return self._notes + [
             f"{link.gpu.uuid}: checksums on the CPU: {link.queue.why}"
             for link in self._links.values()
             if link.queue.why
@@ -71,13 +85,20 @@ class Links:
         await shielded(self._close())
 
     async def _close(self) -> None:
+        """Everything, whatever fails: an error here is neither the operation's outcome nor its end."""
         for link in self._links.values():
-            await link.queue.aclose()
+            await self._given_back(link.queue.aclose())
         self._links.clear()
         while self._pinned:
-            await self._driver.run(self._pinned.pop().release)
+            await self._given_back(self._driver.run(self._pinned.pop().release))
         while self._retained:
-            await self._driver.release(self._retained.pop())
+            await self._given_back(self._driver.release(self._retained.pop()))
+
+    async def _given_back(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except CudaError as error:
+            self.problems.append(f"not given back to the driver: {error.message}")
 
 
 def _rings(context: GraphContext, gpus: list[Gpu]) -> dict[int, StagingRing]:

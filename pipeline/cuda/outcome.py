@@ -40,7 +40,7 @@ async def _settle(
         try:
             state = await session.bring_back(restore=restore)
             if was_touched and state is not ProcessState.RUNNING and session.target.alive:
-                stuck = {session.pid: state} | stuck
+                stuck = {session.pid: state, **stuck}
                 sentences.insert(0, _sentence(session, state, images))
                 cures.insert(0, _cure(session, state, images))
             if was_touched and state is ProcessState.RUNNING:

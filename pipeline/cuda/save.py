@@ -92,7 +92,8 @@ async def save_processes(
             raise failure from failure.__cause__
         result.facts.notes[:0] = plan.lines()
         await shielded(finish(cuda, context, links, sessions, spec, result, leave, started))
-        return result
+    result.facts.notes.extend(links.problems)
+    return result
 
 
 def capture_undoable(sessions: Sequence[ProcessSession]) -> bool:

@@ -85,7 +85,10 @@ class ProcessSession:
     async def _close(self) -> None:
         try:
             while self.contexts:
-                await self.driver.release(self.contexts.pop())
+                try:
+                    await self.driver.release(self.contexts.pop())
+                except CudaError as error:
+                    self.notes.append(f"a context was not given back to the driver: {error.message}")
         finally:
             self._lock.release()
             self.target.close()
@@ -308,7 +311,7 @@ class ProcessSession:
                 await self.unlock()
             elif state is ProcessState.RUNNING:
                 await self.forget()
-        except (CudaError, TargetError) as error:
+        except (CudaError, TargetError, OSError) as error:
             self.notes.append(f"{self} could not be brought back: {error}")
         return await self.known_state()
 
