@@ -18,10 +18,9 @@ def main() -> None:
     gib, tensors = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
     count = int(gib * (1 << 30)) // tensors // 4
     generator = torch.Generator(device="cuda").manual_seed(1)
-    held = [
-        torch.randint(-(1 << 30), 1 << 30, (count,), dtype=torch.int32, device="cuda", generator=generator)
-        for _ in range(tensors)
-    ]
+    held = [torch.empty(count, dtype=torch.int32, device="cuda") for _ in range(tensors)]
+    for tensor in held:
+        tensor.random_(-(1 << 30), 1 << 30, generator=generator)
     torch.cuda.synchronize()
     print("ready", os.getpid(), flush=True)
     for line in sys.stdin:
@@ -31,7 +30,10 @@ def main() -> None:
             torch.cuda.synchronize()
             print("stepped", flush=True)
         else:
-            print(*[int(tensor.sum(dtype=torch.int64)) for tensor in held], flush=True)
+            print(
+                *[sum(int(part.sum(dtype=torch.int64)) for part in tensor.split(1 << 24)) for tensor in held],
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from ckptpipe.pyx.io_engine import IoEngine, open_engine
 from ckptpipe.pyx.staging import StagingRing
 from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.abc import BackendContext
-from ckptpipe.storage_backends.shielded import shielded
+from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 DEFAULT_RING = 256 * MIB
 SMALL_RING = 64 * MIB  # holds a part of the store with room to spare, and costs little to prefault
@@ -73,6 +73,11 @@ class GraphContext:
         if self._ring is None:
             self._ring = self.make_ring(self.ring_bytes // self.chunk_bytes)
         return self._ring
+
+    async def prepare(self) -> None:
+        """Make the staging ring, off the loop: prefaulting takes its time."""
+        if self._ring is None:
+            await in_thread(lambda: self.ring)
 
     @property
     def codecs(self) -> CodecPool:

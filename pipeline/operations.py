@@ -312,6 +312,7 @@ async def _open(source: Source, context: GraphContext) -> None:
     await source.open(context)
     if source.total_bytes is not None:
         context.expect(_chunks(source, context))
+    await context.prepare()
 
 
 def _chunks(source: Source, context: GraphContext) -> int:

@@ -31,7 +31,7 @@ from ckptpipe.storage_backends.options import option, parse_options
 from ckptpipe.storage_backends.shielded import in_thread
 
 WRITE_SIZE = 4 << 20  # 4 MiB at a depth of 16 to 32 saturates a drive
-MEMORY_LANES_MAX = 8
+MEMORY_LANES_MAX = 16
 CACHED_ENOUGH = 0.5  # share of a file in the page cache from which on it is read through it
 
 
@@ -47,7 +47,7 @@ class NvmeOptions:
     )
     lanes: int = option(
         0,
-        "objects written side by side in each directory; 0: one on a disk, up to eight where writes only copy memory",
+        "objects written side by side in each directory; 0: one on a disk, one a CPU, at most 16, where writes only copy memory",
         minimum=0,
     )
 
@@ -148,7 +148,7 @@ class NvmeBackend(LocalBackend):
 
 def _memory_lanes() -> int:
     """tmpfs has one writer an inode at a time, and each is a core that copies."""
-    return max(1, min(MEMORY_LANES_MAX, len(os.sched_getaffinity(0)) // 2))
+    return max(1, min(MEMORY_LANES_MAX, len(os.sched_getaffinity(0))))
 
 
 def _insist(mode: DirectMode, why: str, path: str) -> None:

@@ -11,7 +11,7 @@ from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source, in_parallel
-from ckptpipe.pipeline.sources.device import COPIES, DeviceRange
+from ckptpipe.pipeline.sources.device import DeviceRange
 from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pyx.staging import Lease
 
@@ -59,7 +59,7 @@ class DeviceSink(Sink):
         return
 
     async def run(self, edge: Edge) -> None:
-        writers = max(2, min(self._context.ring.slots // 2, COPIES))
+        writers = self._context.ring.slots  # a chunk whose slot is free again is still being verified
 
         async def write() -> None:
             while (chunk := await edge.get()) is not None:
