@@ -308,7 +308,7 @@ cdef class ControlPage:
         return min(ckpt_image_watermark(image), image.bytes)
 
     def pieces(self, uint64_t first, uint64_t count):
-        """``count`` pairs (started, finished) of 32-bit numbers, native order, from the pool's piece ``first``.
+        """``count`` pairs (started, finished) of 32-bit numbers, native order, from piece ``first``.
 
         Each number is read at once; take the bytes of a piece between two calls that answer alike for it.
         """

@@ -110,14 +110,18 @@ class Handover:
         if timeout is not None:
             self._socket.settimeout(timeout)
         try:
-            self._socket.send(_REQUEST.pack(_MAGIC, _VERSION, kind, 0, argument))
-            return self._receive(kind)
+            # Who is refused is told so, and the connection closed: that can come before our request is read.
+            try:
+                self._socket.send(_REQUEST.pack(_MAGIC, _VERSION, kind, 0, argument))
+                return self._receive(kind)
+            except (BrokenPipeError, ConnectionResetError):
+                return self._receive(kind)
         except TimeoutError as error:
             raise HandoverFailed(
                 f"process {self.pid} does not answer: it may be stopped",
                 cure="continue it (kill -CONT), or wait until it is not",
             ) from error
-        except (BrokenPipeError, ConnectionError) as error:
+        except ConnectionError as error:
             raise HandoverFailed(f"process {self.pid} closed the connection: {error.strerror}") from error
         finally:
             self._socket.settimeout(before)

@@ -8,6 +8,7 @@
 #include "handover_server.h"
 #include "next.h"
 #include "pool.h"
+#include "process_facts.h"
 #include "ring.h"
 #include "stores.h"
 #include "written.h"
@@ -27,7 +28,8 @@ _Atomic uintptr_t ckpt_image_low, ckpt_image_high;
 
 /* What is not for others to see. Slot i goes with entry i of the control page. */
 static struct {
-    uint64_t space; /* bytes of the pool */
+    uint64_t space;  /* bytes of the pool */
+    uint64_t mapped; /* bytes in the process: at an address of the driver's choice not one page more than it asked */
     struct ckpt_written written;
 } slots[CKPT_IMAGES];
 static pthread_mutex_t tracking = PTHREAD_MUTEX_INITIALIZER; /* of slots[].written, late lists and watermarks */
@@ -45,7 +47,7 @@ static void narrow_range(void) {
     uintptr_t low = 0, high = 0;
     for (unsigned i = 0; i < CKPT_IMAGES; i++) {
         if (!is_mapped(i)) continue;
-        uintptr_t start = image_at(i)->address, end = start + slots[i].space;
+        uintptr_t start = image_at(i)->address, end = start + slots[i].mapped;
         if (!low || start < low) low = start;
         if (end > high) high = end;
     }
@@ -88,31 +90,39 @@ void ckpt_image_passed(size_t bytes) {
         fall_back(CKPT_REASON_NOT_EXPECTED, bytes, "no checkpoint was expected, and a thread of the program's asked");
 }
 
-static int place(uint64_t offset, uint64_t space, void *address, int flags, unsigned char **where, char *text) {
+static uint64_t whole_pages(uint64_t bytes) {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+/* 0 or an errno. */
+static int place(uint64_t offset, uint64_t bytes, void *address, int flags, unsigned char **where) {
     int error = 0;
     void *mapped = NULL;
     if (address) {
         int replace = (flags & MAP_FIXED) && !(flags & MAP_FIXED_NOREPLACE);
-        error = ckpt_pool_map(offset, space, address, replace, &mapped);
+        error = ckpt_pool_map(offset, whole_pages(bytes), address, replace, &mapped);
         if (error && !(flags & (MAP_FIXED | MAP_FIXED_NOREPLACE))) mapped = NULL, error = 0; /* it was a wish */
     }
-    if (!error && !mapped && !(mapped = ckpt_pool_at(offset))) error = ckpt_pool_map(offset, space, NULL, 0, &mapped);
-    if (error) ckpt_control_text(text, "the pool cannot be mapped at %p: %s", address, strerror(error));
+    if (!error && !mapped && !(mapped = ckpt_pool_at(offset)))
+        error = ckpt_pool_map(offset, whole_pages(bytes), NULL, 0, &mapped);
     *where = mapped;
-    return error ? CKPT_REASON_PLACE : 0;
+    return error;
 }
 
 static void open_slot(unsigned slot, uint64_t offset, uint64_t space, uint64_t bytes, unsigned char *where) {
     struct ckpt_image *image = image_at(slot);
+    int kept = where == ckpt_pool_at(offset);
     memset(image, 0, sizeof *image);
     slots[slot].space = space;
+    slots[slot].mapped = kept ? space : whole_pages(bytes);
     ckpt_written_clear(&slots[slot].written);
     memset(ckpt_control_pieces() + offset / CKPT_PIECE_BYTES, 0, space / CKPT_PIECE_BYTES * sizeof(struct ckpt_piece));
     image->generation = atomic_fetch_add(&ckpt_control->generation, 1) + 1;
     image->address = (uint64_t)where;
     image->offset = offset;
     image->bytes = bytes;
-    if (where != ckpt_pool_at(offset)) atomic_store(&image->flags, CKPT_IMAGE_MOVED);
+    if (!kept) atomic_store(&image->flags, CKPT_IMAGE_MOVED);
 }
 
 /* Under the pool's lock. */
@@ -135,8 +145,12 @@ static int serve(void *address, size_t bytes, int flags, unsigned char **where, 
     }
     int reason = ckpt_pool_warm(offset + space, 0, text);
     if (!reason && atomic_load(&ckpt_control->pool_holes)) reason = ckpt_pool_refill(offset, space, text);
-    if (!reason) reason = place(offset, space, address, flags, where, text);
     if (reason) return reason;
+    int error = place(offset, bytes, address, flags, where);
+    if (error) {
+        ckpt_control_text(text, "the pool cannot be mapped at %p: %s", address, ckpt_error_words(error));
+        return CKPT_REASON_PLACE;
+    }
     if (offset == 0 && space >= atomic_load(&ckpt_control->pool_warm)) atomic_store(&ckpt_control->pool_holes, 0);
     open_slot(slot, offset, space, bytes, *where);
     image_at(slot)->map_ns = ckpt_now_ns() - began;
@@ -177,17 +191,16 @@ static void close_slot(unsigned i) {
 }
 
 int ckpt_image_unmap(void *address, size_t bytes) {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = (uint64_t)address;
-    uint64_t end = start + (bytes + page - 1) / page * page;
+    uint64_t start = (uint64_t)address, end = start + whole_pages(bytes);
     int answer = 0, before = errno;
     pthread_mutex_lock(&ckpt_pool_lock);
     for (unsigned i = 0; i < CKPT_IMAGES; i++) {
         struct ckpt_image *image = image_at(i);
-        uint64_t image_end = image->address + (image->bytes + page - 1) / page * page;
-        if (!is_mapped(i) || end <= image->address || image->address + slots[i].space <= start) continue;
+        uint64_t image_end = image->address + whole_pages(image->bytes);
+        if (!is_mapped(i) || end <= image->address || image->address + slots[i].mapped <= start) continue;
         int moved = atomic_load(&image->flags) & CKPT_IMAGE_MOVED;
-        if (start == image->address && end >= image_end && end <= image->address + slots[i].space) {
-            if (moved) ckpt_raw_munmap((void *)image->address, slots[i].space);
+        if (start == image->address && end == image_end) {
+            if (moved) ckpt_raw_munmap((void *)image->address, slots[i].mapped);
             close_slot(i);
             answer = 1;
             break;
@@ -205,7 +218,7 @@ int ckpt_image_unmap(void *address, size_t bytes) {
 static int find_image(const void *address, size_t bytes, uint64_t *start, uint64_t *end) {
     uint64_t from = (uint64_t)address, to = from + bytes;
     for (unsigned i = 0; i < CKPT_IMAGES; i++) {
-        uint64_t low = image_at(i)->address, high = low + slots[i].space;
+        uint64_t low = image_at(i)->address, high = low + slots[i].mapped;
         if (!is_mapped(i) || to <= low || high <= from) continue;
         *start = from > low ? from - low : 0;
         *end = (to < high ? to : high) - low;
@@ -264,7 +277,7 @@ static uint64_t settle(unsigned i) {
     if (atomic_load(&image->flags) & (CKPT_IMAGE_SETTLED | CKPT_IMAGE_UNTRACKED)) return 0;
     for (uint64_t from = 0;; from = gap.end) {
         pthread_mutex_lock(&tracking);
-        int found = ckpt_written_gap(&slots[i].written, from, slots[i].space, &gap);
+        int found = ckpt_written_gap(&slots[i].written, from, slots[i].mapped, &gap);
         pthread_mutex_unlock(&tracking);
         if (!found) break;
         uint64_t count;

@@ -290,6 +290,7 @@ unsigned char *ckpt_pool_at(uint64_t offset) { return pool.torn || !pool.base ? 
 int ckpt_pool_map(uint64_t offset, uint64_t bytes, void *address, int replace, void **where) {
     int fd = ckpt_pool_fd();
     if (fd < 0) return EBADF;
+    if (ckpt_control->pool_pages == CKPT_PAGES_HUGETLB && bytes % HUGE_BYTES) return EINVAL; /* it would map more */
     int flags = MAP_SHARED | MAP_NORESERVE | (replace ? MAP_FIXED : address ? MAP_FIXED_NOREPLACE : 0);
     void *mapped = ckpt_raw_mmap(address, bytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)offset);
     if (mapped == MAP_FAILED) return errno;
