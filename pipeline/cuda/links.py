@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
