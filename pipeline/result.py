@@ -122,6 +122,10 @@ class ImageSummary:
         return asdict(self)
 
 
+DRY_RUN = "dry run"
+"""`GcItem.kept_because` of what a dry run would have removed."""
+
+
 @dataclass(slots=True)
 class GcItem:
     """One thing that a crashed or overwritten save left. ``kind``: object | upload | lease."""

@@ -8,8 +8,8 @@ from typing import Any
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageNotFound, UnsupportedImage
 from ckptpipe.pipeline.image.entries import StreamEntry
 from ckptpipe.pipeline.image.layout import MANIFEST_NAME
-from ckptpipe.pipeline.image.leftovers import collect, live_lease, remove_save, saves_at
-from ckptpipe.pipeline.image.reader import open_image, read_manifest
+from ckptpipe.pipeline.image.leftovers import collect, live_lease, remove_save, saves_at, stripe_alone
+from ckptpipe.pipeline.image.reader import check_stripes_named, open_image, read_manifest
 from ckptpipe.pipeline.operations import Options, opened
 from ckptpipe.pipeline.result import GcResult, ImageSummary
 from ckptpipe.pipeline.settings import Settings
@@ -106,17 +106,25 @@ def _stream(stream: StreamEntry) -> Mapping[str, Any]:
 
 async def delete(url: str, *, options: Options | None = None, settings: Settings | None = None) -> int:
     """Delete the image at ``url``: the manifest first, so that it is absent from then on. Returns how many
-    objects went. ImageNotFound where there is no image; objects that are not ckptpipe's are left alone."""
+    objects went. ImageNotFound where there is no image, ImageIncomplete where the URL does not name all stripes
+    of one; objects that are not ckptpipe's are left alone."""
     async with opened(url, options, settings, image=True) as (backend, _):
         names = [info.name async for info in backend.list()]
         if MANIFEST_NAME not in names:
             raise ImageNotFound(
                 f"no image at {backend.url}", cure="what crashed saves left is removed by: ckptpipe gc URL"
             )
+        try:
+            manifest, _ = await read_manifest(backend)
+        except (ImageCorrupt, UnsupportedImage):
+            pass  # that can be deleted too
+        else:
+            check_stripes_named(backend, manifest, names)
         await backend.delete(MANIFEST_NAME)
         removed = 1
         for save_id, save in sorted((await saves_at(backend)).items()):
-            if not await live_lease(backend, save):  # a save that runs now is another image's
+            # A save that runs now is another image's, and so is a stripe without its first.
+            if not stripe_alone(save) and not await live_lease(backend, save):
                 removed += await remove_save(backend, save_id)
         await backend.remove_if_empty()
         return removed

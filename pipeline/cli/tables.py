@@ -11,7 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ckptpipe.pipeline.cli.text import clean, duration, plural
-from ckptpipe.pipeline.result import GcResult, ImageSummary, ReadResult, RunFacts, SaveResult, SinkResult
+from ckptpipe.pipeline.result import (
+    DRY_RUN,
+    GcResult,
+    ImageSummary,
+    ReadResult,
+    RunFacts,
+    SaveResult,
+    SinkResult,
+)
 from ckptpipe.storage_backends.quantities import format_bytes, format_rate
 
 MAX_ROWS = 100  # of one list of `ckptpipe show`
@@ -83,17 +91,17 @@ def garbage(result: GcResult, *, dry_run: bool) -> list[RenderableType]:
     for item in result.items:
         if item.removed:
             done = "removed"
-        elif item.kept_because:
-            done = f"kept: {item.kept_because}"
+        elif item.kept_because == DRY_RUN:
+            done = "would be removed"
         else:
-            done = "would be removed" if dry_run else "kept"
+            done = f"kept: {item.kept_because}"
         cells = (item.kind, format_bytes(item.size), duration(item.age_seconds), done, item.where)
         table.add_row(*(Text(clean(cell)) for cell in cells))
     removed = sum(item.removed for item in result.items)
     freed = format_bytes(sum(item.size for item in result.items if item.removed))
     kept = len(result.items) - removed
     if dry_run:
-        candidates = sum(1 for item in result.items if not item.kept_because)
+        candidates = sum(item.kept_because == DRY_RUN for item in result.items)
         summary = f"{clean(result.url)}: {plural(candidates, 'thing')} would be removed"
     else:
         summary = f"{clean(result.url)}: {plural(removed, 'thing')} removed ({freed}), {kept} kept"

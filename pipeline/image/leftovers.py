@@ -8,15 +8,16 @@ import time
 from dataclasses import dataclass
 
 from ckptpipe.pipeline.errors import ImageCorrupt, UnsupportedImage
-from ckptpipe.pipeline.image.layout import MANIFEST_NAME, lease_name, parse_object_name
+from ckptpipe.pipeline.image.layout import MANIFEST_NAME, lease_name, parse_object_name, stripe_name
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest
 from ckptpipe.pipeline.image.seal import is_torn
-from ckptpipe.pipeline.result import GcItem
+from ckptpipe.pipeline.result import DRY_RUN, GcItem
 from ckptpipe.storage_backends.abc import Backend, ObjectInfo, PendingUpload
 from ckptpipe.storage_backends.errors import ObjectNotFound
 
 LEASE_TTL = 900.0
 """Seconds after its last refresh for which a lease object protects its save (refreshed every 60)."""
+STRIPE_ALONE = "a stripe of an image whose first directory is not in the URL: name all of them"
 _TEMPORARY = re.compile(r"-[0-9a-f]{16}\Z")  # what a local store puts behind the name of a temporary file
 
 
@@ -52,12 +53,27 @@ async def remove_save(backend: Backend, save_id: str) -> int:
     save = (await saves_at(backend)).get(save_id)
     if save is None:
         return 0
-    lease = lease_name(save_id)
-    for info in sorted(save.objects, key=lambda info: info.name == lease):
+    for info in _in_order(save):
         await backend.delete(info.name)
     for upload in save.uploads:
         await backend.discard(upload)
     return len(save.objects) + len(save.uploads)
+
+
+def stripe_alone(save: SaveObjects) -> bool:
+    """Whether manifest and lease of a striped image lie in a directory that the URL does not name.
+
+    They lie with stripe 0, whose marker is written before any other's and deleted after them.
+    """
+    names = {info.name for info in save.objects}
+    markers = [name for name in names if (parsed := parse_object_name(name)) and parsed.kind == "stripe"]
+    return bool(markers) and stripe_name(save.save_id, 0) not in names
+
+
+def _in_order(save: SaveObjects) -> list[ObjectInfo]:
+    """Objects as they are to be deleted: last what tells another gc whose the others are."""
+    last = (stripe_name(save.save_id, 0), lease_name(save.save_id)) if save.save_id else ()
+    return sorted(save.objects, key=lambda info: last.index(info.name) if info.name in last else -1)
 
 
 async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list[GcItem]:
@@ -78,6 +94,7 @@ async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list
             save = SaveObjects(save_id, kept, save.uploads)  # a lease that outlived its commit
         reason = "the manifest cannot be read" if current is UNREADABLE else await live_lease(backend, save)
         running = running or reason
+        reason = reason or (STRIPE_ALONE if stripe_alone(save) else "")
         items += await _take(backend, save, older_than=older_than, dry_run=dry_run, now=now, reason=reason)
     # Each by itself; a save that runs may be writing just these.
     loose = [SaveObjects("", [info], []) for info in torn]
@@ -153,7 +170,7 @@ async def _take(
     if not reason and older_than > 0 and now - newest < older_than:
         reason = f"younger than {older_than:.0f} s"
     lease = lease_name(save.save_id) if save.save_id else ""
-    for info in sorted(save.objects, key=lambda info: info.name == lease):
+    for info in _in_order(save):
         if not reason and not dry_run:
             await backend.delete(info.name)
         kind = "lease" if info.name == lease else "object"
@@ -170,4 +187,4 @@ async def _take(
 
 def _item(kind: str, where: str, size: int, age: float, reason: str, dry_run: bool) -> GcItem:
     removed = not reason and not dry_run
-    return GcItem(kind, where, size, age, removed, reason or ("dry run" if dry_run else ""))
+    return GcItem(kind, where, size, age, removed, reason or (DRY_RUN if dry_run else ""))

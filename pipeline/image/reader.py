@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -183,11 +183,12 @@ def _first_beyond(index: Index, manifest: Manifest, position: int, size: int) ->
     return ""
 
 
-async def _check_stripes(backend: Backend, manifest: Manifest, sizes: Mapping[str, int]) -> None:
+def check_stripes_named(backend: Backend, manifest: Manifest, objects: Container[str]) -> None:
+    """ImageIncomplete unless every stripe's marker is among the names of the objects at the image's URL."""
     if manifest.stripes == 1:
         return
     missing = [
-        stripe for stripe in range(manifest.stripes) if stripe_name(manifest.save_id, stripe) not in sizes
+        stripe for stripe in range(manifest.stripes) if stripe_name(manifest.save_id, stripe) not in objects
     ]
     if missing:
         numbers = ", ".join(str(stripe + 1) for stripe in missing)
@@ -195,6 +196,12 @@ async def _check_stripes(backend: Backend, manifest: Manifest, sizes: Mapping[st
             f"{backend.url}: stripe {numbers} of {manifest.stripes} is missing",
             cure="name the directories of all stripes in the URL: nvme:/a/NAME,/b/NAME",
         )
+
+
+async def _check_stripes(backend: Backend, manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    check_stripes_named(backend, manifest, sizes)
+    if manifest.stripes == 1:
+        return
     for stripe in range(manifest.stripes):
         marker = await backend.read_bytes(stripe_name(manifest.save_id, stripe), limit=STRIPE_MARKER_MAX)
         check_stripe_marker(marker, manifest.save_id, stripe, manifest.stripes)

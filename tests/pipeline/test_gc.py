@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import ckptpipe
-from ckptpipe.pipeline.errors import ImageNotFound
+from ckptpipe.pipeline.errors import ImageIncomplete, ImageNotFound
 from ckptpipe.pipeline.image.layout import data_name, index_name, lease_name
-from ckptpipe.pipeline.image.leftovers import LEASE_TTL
+from ckptpipe.pipeline.image.leftovers import LEASE_TTL, STRIPE_ALONE
 from ckptpipe.pipeline.image.saveid import new_save_id
 from tests.pipeline.runs import SMALL, memory_dir, run
 from tests.pipeline.trees import look, write
@@ -205,3 +205,45 @@ def test_leftovers_on_every_stripe(workdir: Path) -> None:
     assert len(result.items) == len(left) and not any(path.exists() for path in left)
     assert not (workdir / "b" / "crashed").exists()
     run(ckptpipe.verify(f"nvme:{workdir}/a/i,{workdir}/b/i", settings=SMALL))
+
+
+@pytest.fixture
+def striped(workdir: Path) -> list[Path]:
+    """The directories of one image on three stripes, all of it two days old."""
+    source = write(workdir / "file", os.urandom(200_000))
+    store = "nvme:" + ",".join(str(workdir / name) for name in "abc")
+    run(ckptpipe.save(source, to=store, name="i", settings=SMALL))
+    images = [workdir / name / "i" for name in "abc"]
+    for path in (each for image in images for each in image.iterdir()):
+        os.utime(path, (time.time() - 2 * DAY,) * 2)
+    return images
+
+
+def test_a_stripe_named_without_the_first_is_no_leftover(striped: list[Path]) -> None:
+    """Manifest and lease lie in the first directory: whether the image stands cannot be seen from here."""
+    before = [look(image) for image in striped]
+    for named in (striped[1].parent, striped[2], f"nvme:{striped[2].parent},{striped[1].parent}"):
+        result = run(ckptpipe.gc(str(named), older_than=0))
+        assert result.items and {item.kept_because for item in result.items} == {STRIPE_ALONE}
+    assert [look(image) for image in striped] == before
+
+
+def test_stripes_of_a_crashed_save_go_when_all_are_named(striped: list[Path]) -> None:
+    (striped[0] / "manifest.json").unlink()
+    run(ckptpipe.gc("nvme:" + ",".join(str(image.parent) for image in striped)))
+    assert not any(image.exists() for image in striped)
+
+
+def test_delete_wants_every_stripe_named(striped: list[Path]) -> None:
+    before = [look(image) for image in striped]
+    with pytest.raises(ImageIncomplete, match="stripe 2 of 3 is missing"):
+        run(ckptpipe.delete(f"nvme:{striped[0]},{striped[2]}"))
+    assert [look(image) for image in striped] == before
+    run(ckptpipe.delete("nvme:" + ",".join(map(str, striped))))
+    assert not any(image.exists() for image in striped)
+
+
+def test_delete_leaves_the_stripe_of_another_image(striped: list[Path], workdir: Path) -> None:
+    run(ckptpipe.save(workdir / "file", to=striped[1].parent, name="i", settings=SMALL))
+    run(ckptpipe.delete(str(striped[1])))
+    run(ckptpipe.verify("nvme:" + ",".join(map(str, striped)), settings=SMALL))

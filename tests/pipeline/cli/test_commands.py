@@ -301,6 +301,16 @@ class TestARealImage:
         assert code == 0
         assert "0 things removed" in out
 
+    def test_a_dry_run_of_gc_says_what_would_go(self, call: Any, small: Path, workdir: Path) -> None:
+        images = workdir / "images"
+        call("save", str(small), "--to", str(images), "--name", "x", *QUICK)
+        (images / "x" / "manifest.json").unlink()
+        code, out, _ = call("gc", str(images), "--older-than", "0s", "--dry-run")
+        assert code == 0
+        assert [line.split()[0] for line in out.splitlines()[1:3]] == ["object", "object"]
+        assert "2 things would be removed" in out
+        assert len(list((images / "x").iterdir())) == 2
+
     def test_for_machines(self, call: Any, small: Path, workdir: Path) -> None:
         images = str(workdir / "images")
         code, out, err = call("save", str(small), "--to", images, "--name", "x", "--json", *QUICK)
