@@ -85,7 +85,8 @@ def test_a_copy_over_itself_recompresses_in_place(workdir: Path, tree: Path) -> 
 
     run(main())
     assert look(workdir / "r") == look(tree)
-    assert len(list((workdir / "a" / "i").iterdir())) == 3
+    names = [path.name for path in (workdir / "a" / "i").iterdir()]
+    assert len({name.split("-", 1)[1][:29] for name in names if name != "manifest.json"}) == 1  # one save id
 
 
 def test_a_copy_of_what_is_not_there(workdir: Path) -> None:
@@ -97,7 +98,7 @@ def test_a_copy_of_what_is_not_there(workdir: Path) -> None:
 def test_a_damaged_image_is_not_copied(workdir: Path, tree: Path) -> None:
     async def main() -> None:
         saved = await ckptpipe.save(tree, to=workdir / "a", name="i", settings=SMALL)
-        (data,) = (workdir / "a" / "i").glob("data-*")
+        data = sorted((workdir / "a" / "i").glob("data-*"))[0]
         with data.open("r+b") as file:
             file.seek(8192)
             byte = file.read(1)[0]
@@ -116,7 +117,7 @@ def test_dirty_padding_is_not_passed_on(workdir: Path) -> None:
 
     async def main() -> None:
         saved = await ckptpipe.save(source, to=workdir / "a", name="i", settings=SMALL)
-        (data,) = (workdir / "a" / "i").glob("data-*")
+        data = sorted((workdir / "a" / "i").glob("data-*"))[0]
         with data.open("r+b") as file:
             file.seek(2000)
             file.write(b"dirt")
