@@ -4,7 +4,7 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 # What the compiled modules are made of; the package's links and build directories are made by setup.py.
-ENGINE := $(wildcard pyx/*.pyx pyx/*.pxd pyx/kernels/*.c pyx/kernels/*.h)
+ENGINE := $(wildcard pyx/*.pyx pyx/*.pxd pyx/kernels/*.c pyx/kernels/*.h pyx/preload/*.c pyx/preload/*.h)
 PYTEST ?=
 # The environment's programs come first, as if it were activated.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import graph_overhead, memory_flat, nvme_vs_fio, s3_vs_peers
+from bench import graph_overhead, launch_overhead, memory_flat, nvme_vs_fio, s3_vs_peers
 from bench.report import OUT, Answer, Table
 
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
     "nvme_vs_fio": nvme_vs_fio.measure,
     "s3_vs_peers": s3_vs_peers.measure,
     "memory_flat": memory_flat.measure,
+    "launch_overhead": launch_overhead.measure,
 }
 HEAD = """# Results
 

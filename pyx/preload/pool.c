@@ -165,7 +165,13 @@ int ckpt_pool_make(void) {
     uint64_t left = ckpt_memory_left(whose, sizeof whose);
     uint64_t total = ckpt_config.budget_bytes ? ckpt_config.budget_bytes : left / 100 * ckpt_config.budget_percent;
     int error = claim(1, total); /* a seat, and what the tree's first process said is the budget */
-    if (error && error != ENOSPC) return gone(CKPT_REASON_SYSTEM, "the launch tree's budget file", error);
+    if (error && error != ENOSPC) { /* another user by now, or another root directory */
+        ckpt_control->pool_reason = CKPT_REASON_SYSTEM;
+        ckpt_control_text(ckpt_control->pool_text, "no budget in common with the launch tree, %s: %s",
+                          ckpt_config.budget_path, ckpt_error_words(error));
+        ckpt_config.budget_path[0] = 0;
+        error = claim(1, total);
+    }
     uint64_t others = ckpt_budget_used() - (pool.claimed ? pool.claimed : 0), budget = ckpt_budget_total();
     uint64_t free_budget = budget > others ? budget - others : 0;
     uint64_t bytes = choose_bytes(left, ckpt_config.mode == CKPT_POOL_GROW ? budget : free_budget);

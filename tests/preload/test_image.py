@@ -234,3 +234,36 @@ def test_an_allocation_that_only_looks_like_an_image_is_left_alone(
         assert it.page.pool().fallbacks == 0
         it.restore()
         it.target.check()
+
+
+def test_hugetlb_pages_are_taken_or_said_to_be_missing(world: SimWorld, driver: ctypes.CDLL) -> None:
+    options = LaunchOptions(pool=PoolSize(nbytes=16 * MIB), pages="hugetlb")
+    with Launched(world, options) as it:
+        pool = it.until(lambda pool: pool.state == "ready")
+        if pool.pages == "hugetlb":
+            assert (pool.page_bytes, pool.huge, pool.text) == (2 * MIB, 16 * MIB, "")
+        else:
+            assert pool.reason == "memory" and "no hugetlb pages" in pool.text
+        image = it.checkpoint()
+        assert image is not None
+        assert payload(it.read(image)) == it.expected()
+        it.restore()
+        it.target.check()
+
+
+def test_small_pages_on_request(world: SimWorld, driver: ctypes.CDLL) -> None:
+    with Launched(world, LaunchOptions(pool=PoolSize(nbytes=16 * MIB), pages="small")) as it:
+        pool = it.until(lambda pool: pool.state == "ready")
+        assert (pool.pages, pool.page_bytes, pool.huge) == ("small", os.sysconf("SC_PAGESIZE"), 0)
+        assert it.checkpoint() is not None
+        it.restore()
+
+
+def test_without_the_trees_budget_file_a_process_has_its_own(world: SimWorld, driver: ctypes.CDLL) -> None:
+    """As after a change of user or of the root directory."""
+    encoded = FIXED.encode("/nonexistent/budget")
+    with Launched(world, FIXED, encoded=encoded) as it:
+        pool = it.until(lambda pool: pool.state == "ready")
+        assert "/nonexistent/budget" in pool.text
+        assert it.checkpoint() is not None
+        it.restore()
