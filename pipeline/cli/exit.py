@@ -28,7 +28,7 @@ def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
     code = run(arguments)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:  # said already, or nobody reads on
         _drop_stdout()
     sys.exit(code)
 

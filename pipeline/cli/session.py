@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ckptpipe.pipeline.cli.failure import Failure
 from ckptpipe.pipeline.cli.text import clean
 from ckptpipe.pipeline.progress import ProgressCallback
+from ckptpipe.pyx.errors import io_error
 
 T = TypeVar("T")
 
@@ -37,12 +40,14 @@ class Session:
         """Print a result: as JSON, or as the parts of ``table`` with the notes below. Notes are shown always,
         on standard error where nothing else is printed."""
         if self.json:
-            write_json(result)
+            with _standard_output():
+                write_json(result)
             return
         if not self.quiet:
             from ckptpipe.pipeline.cli.tables import print_parts
 
-            print_parts(table())
+            with _standard_output():
+                print_parts(table())
         for note in notes:
             self.say(f"note: {note}")
 
@@ -58,11 +63,23 @@ class Session:
         if self.json:
             try:
                 write_json(failure.as_json())
-            except BrokenPipeError:
+            except OSError:
                 _to_stderr("\n".join(failure.lines))
         else:
             _to_stderr("\n".join(failure.lines))
         return failure.exit_code
+
+
+@contextmanager
+def _standard_output() -> Iterator[None]:
+    """An error of it would otherwise read like one of the disk that the command works on."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        cure = "the command has done its work, only its result is not shown"
+        raise io_error(error.errno or errno.EIO, "write", "standard output", cure=cure) from error
 
 
 def _to_stderr(text: str) -> None:

@@ -75,6 +75,24 @@ def test_results_and_progress_go_to_different_streams(workdir: Path) -> None:
         assert process.returncode == 0
 
 
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_full_standard_output_is_not_taken_for_a_full_store(workdir: Path, flags: list[str]) -> None:
+    with (
+        open("/dev/full", "w") as full,
+        started(
+            "save", "-", "--to", str(workdir / "images"), "--name", "x", *flags, *QUICK, stdout=full
+        ) as process,
+    ):
+        _, err = process.communicate("hello")
+    assert process.returncode == 1
+    assert err == (
+        "ckptpipe: write standard output: No space left on device; "
+        "the command has done its work, only its result is not shown\n"
+    )
+    with started("verify", str(workdir / "images" / "x"), "-q") as process:
+        assert process.communicate() == ("", "")
+
+
 @pytest.mark.parametrize("command", [["schema"], ["--help"], ["doctor", "--json"]])
 def test_a_reader_that_goes_away_is_no_error(command: list[str]) -> None:
     reading, writing = os.pipe()
@@ -99,7 +117,13 @@ def test_completion_of_the_shell() -> None:
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.splitlines()
 
-    assert complete("ckptpipe", "s") == ["plain,save", "plain,show", "plain,schema", "plain,serve", "plain,state"]
+    assert complete("ckptpipe", "s") == [
+        "plain,save",
+        "plain,show",
+        "plain,schema",
+        "plain,serve",
+        "plain,state",
+    ]
     assert complete("ckptpipe", "save", "--dir") == ["plain,--direct"]
     assert complete("ckptpipe", "save", "--io-engine", "l") == ["plain,libaio"]
     source = subprocess.run(
