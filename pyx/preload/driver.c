@@ -34,7 +34,22 @@ static struct {
 
 /* A thread that libcuda made. Its restore thread is one: the program's own calls come from the program's threads, so
  * that an allocation of pinned memory is not taken for an image. */
-static _Thread_local int is_drivers_thread;
+static _Thread_local int was_created_by_driver;
+static uint32_t descriptor_bytes; /* of glibc's struct pthread, as its libthread_db knows it; 0 elsewhere */
+
+/* Threads that were there before libcuda's pthread_create was redirected: the descriptor of each has the address of
+ * the function that it began with. */
+static int began_in_driver(void) {
+    const uintptr_t *word = (const uintptr_t *)pthread_self();
+    for (size_t i = 0; i < descriptor_bytes / sizeof *word; i++)
+        if (ckpt_object_has_code(&driver.object, word[i])) return 1;
+    return 0;
+}
+
+static int is_drivers_thread(void) {
+    if (!was_created_by_driver && atomic_load(&driver.base)) was_created_by_driver = began_in_driver();
+    return was_created_by_driver;
+}
 
 /* ---- who calls ---- */
 
@@ -88,7 +103,7 @@ static int looks_like_an_image(size_t bytes, int protection, int flags, int fd) 
 void *ckpt_driver_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset) {
     start();
     if (looks_like_an_image(bytes, protection, flags, fd) && ckpt_control && ckpt_control->hook != CKPT_HOOK_NONE) {
-        if (is_drivers_thread || atomic_load(&ckpt_control->armed)) {
+        if (is_drivers_thread() || atomic_load(&ckpt_control->armed)) {
             void *image = ckpt_image_map(address, bytes, flags);
             if (image) return image;
         } else {
@@ -144,7 +159,7 @@ static void *run_newcomer(void *context) {
     void *(*run)(void *) = newcomer->run;
     void *argument = newcomer->argument;
     atomic_store(&newcomer->taken, 0);
-    is_drivers_thread = 1;
+    was_created_by_driver = 1;
     return run(argument);
 }
 
@@ -205,6 +220,8 @@ void ckpt_driver_look(void) {
 void ckpt_driver_start(void) {
     void *address = dlsym(RTLD_DEFAULT, "_dl_find_object");
     memcpy(&find_object, &address, sizeof address);
+    const uint32_t *known = dlsym(RTLD_DEFAULT, "_thread_db_sizeof_pthread");
+    if (known && *known <= 8192) descriptor_bytes = *known;
     ckpt_driver_look(); /* a program that is linked with libcuda */
 }
 

@@ -38,14 +38,21 @@ int ckpt_object_find(const char *name, struct ckpt_object *object) {
     return dl_iterate_phdr(look, &search);
 }
 
-int ckpt_object_has(const struct ckpt_object *object, const void *address) {
+static int has(const struct ckpt_object *object, uintptr_t address, unsigned flags) {
     for (unsigned i = 0; i < object->header_count; i++) {
         const ElfW(Phdr) *header = &object->headers[i];
-        if (header->p_type == PT_LOAD && (uintptr_t)address - (object->base + header->p_vaddr) < header->p_memsz)
+        if (header->p_type == PT_LOAD && (header->p_flags & flags) == flags &&
+            address - (object->base + header->p_vaddr) < header->p_memsz)
             return 1;
     }
     return 0;
 }
+
+int ckpt_object_has(const struct ckpt_object *object, const void *address) {
+    return has(object, (uintptr_t)address, 0);
+}
+
+int ckpt_object_has_code(const struct ckpt_object *object, uintptr_t address) { return has(object, address, PF_X); }
 
 struct tables {
     const ElfW(Sym) *symbols;

@@ -28,6 +28,9 @@ int ckpt_object_find(const char *name, struct ckpt_object *object);
 /* 1 where an address lies in one of its loaded segments. */
 int ckpt_object_has(const struct ckpt_object *object, const void *address);
 
+/* 1 where it lies in one that can be executed. */
+int ckpt_object_has_code(const struct ckpt_object *object, uintptr_t address);
+
 /* Puts the hooks into every entry that names one of the functions; pages that are read-only after relocation are
  * made so again. Returns how many entries were changed, or -1 with errno when a page could not be made writable. */
 int ckpt_relocations_redirect(const struct ckpt_object *object, struct ckpt_redirect *list, size_t count);

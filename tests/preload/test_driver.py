@@ -162,6 +162,16 @@ def test_what_a_thread_of_the_program_maps_is_no_image(tiny: Tiny) -> None:
     assert "rw-p" in mapping(tiny.pid, tiny.map(8 * MIB, own_thread=False))
 
 
+def test_a_thread_that_the_driver_made_while_it_was_loaded(tmp_path: Path) -> None:
+    with Tiny(built(tmp_path / "driver", "-DEARLY", "-Wl,-z,now")) as it:
+        assert "rw-p" in mapping(it.pid, it.map(4 * MIB, own_thread=False))
+        address = it.map(4 * MIB)
+        assert "ckptpipe-pool" in mapping(it.pid, address)
+        it.write(address, 4 * MIB, 3)
+        assert it.read(address, 4096) == b"\x03" * 4096
+        assert it.call("unmap", address, 4 * MIB) == "0"
+
+
 def test_several_images_at_a_time(tiny: Tiny) -> None:
     sizes = [4 * MIB, 3 * MIB, 8 * MIB]
     addresses = [tiny.map(nbytes) for nbytes in sizes]

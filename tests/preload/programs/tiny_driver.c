@@ -49,13 +49,47 @@ static void *serve(void *context) {
     return NULL;
 }
 
+#ifdef EARLY /* its thread is there before anybody can have seen the library */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct request *asked;
+
+static void *wait_and_serve(void *unused) {
+    pthread_mutex_lock(&turn);
+    for (;; pthread_cond_broadcast(&changed)) {
+        while (!asked) pthread_cond_wait(&changed, &turn);
+        serve(asked);
+        asked = NULL;
+    }
+    return unused;
+}
+
+__attribute__((constructor)) static void begin(void) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, wait_and_serve, NULL);
+}
+
+static int serve_elsewhere(struct request *request) {
+    pthread_mutex_lock(&turn);
+    asked = request;
+    pthread_cond_broadcast(&changed);
+    while (asked) pthread_cond_wait(&changed, &turn);
+    pthread_mutex_unlock(&turn);
+    return 0;
+}
+#else
+static int serve_elsewhere(struct request *request) {
+    pthread_t thread;
+    return pthread_create(&thread, NULL, serve, request) || pthread_join(thread, NULL);
+}
+#endif
+
 /* On a thread of the driver's, or of the program's. */
 EXPORT void *tiny_map(void *address, size_t bytes, int fixed, int own_thread) {
     struct request request = {address, NULL, bytes, fixed ? MAP_FIXED : 0};
-    pthread_t thread;
     if (!own_thread)
         serve(&request);
-    else if (pthread_create(&thread, NULL, serve, &request) || pthread_join(thread, NULL))
+    else if (serve_elsewhere(&request))
         return MAP_FAILED;
     return request.mapped;
 }
