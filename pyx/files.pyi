@@ -17,7 +17,9 @@ FALLOC_ZERO_RANGE: int
 FALLOC_INSERT_RANGE: int
 SAFE_ALIGNMENT: int
 
-def dio_alignment(fd: int, path: Path) -> tuple[int, int] | None: ...  # (memory, offset and length); None: no direct I/O
+def dio_alignment(
+    fd: int, path: Path
+) -> tuple[int, int] | None: ...  # (memory, offset and length); None: no direct I/O
 def openat2(
     dirfd: int, path: Path, flags: int, mode: int = 0, resolve: int = 0x0C
 ) -> int: ...  # default: RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS; ELOOP: a link, EXDEV: leaves dirfd
@@ -25,4 +27,6 @@ def filesystem(path: Path | int) -> tuple[int, str]: ...  # (statfs type, "ext4"
 def free_space(path: Path | int) -> int: ...  # bytes
 def seek_data_ranges(fd: int, size: int) -> list[tuple[int, int]]: ...  # (offset, nbytes); moves the position
 def fsync_directory(path: Path) -> bool: ...  # False: this file system cannot
-def rename_noreplace(old_dir: int, old: Path, new_dir: int, new: Path) -> str: ...  # "renameat2" | "link" | "checked"
+def rename_noreplace(
+    old_dir: int, old: Path, new_dir: int, new: Path
+) -> str: ...  # "renameat2" | "link" | "checked"

@@ -118,7 +118,11 @@ def test_an_older_driver_lacks_custom_storage() -> None:
     program = "from ckptpipe.pipeline.cli import main; main(['doctor', '--json'])"
     with SimWorld(gpus=1, driver_version=12080) as world:
         done = subprocess.run(
-            [sys.executable, "-c", program], env=world.environment(), capture_output=True, text=True, check=True
+            [sys.executable, "-c", program],
+            env=world.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
         )
     (section,) = (each for each in json.loads(done.stdout)["sections"] if each["title"] == "GPU")
     found = {each["name"]: each for each in section["findings"]}
