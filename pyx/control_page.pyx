@@ -145,7 +145,7 @@ class PoolState(NamedTuple):
 
 
 class ImageState(NamedTuple):
-    index: int
+    slot: int
     generation: int
     phase: str
     gate: str
@@ -244,13 +244,13 @@ cdef class ControlPage:
             raise ValueError("the control page is closed")
         return self._page
 
-    cdef ckpt_image* _image(self, uint32_t index, uint64_t generation) except NULL:
+    cdef ckpt_image* _image(self, uint32_t slot, uint64_t generation) except NULL:
         cdef ckpt_control* page = self._open()
-        if index >= CKPT_IMAGES:
-            raise IndexError(f"no image {index}")
-        cdef ckpt_image* image = &page.image[index]
+        if slot >= CKPT_IMAGES:
+            raise IndexError(f"no image {slot}")
+        cdef ckpt_image* image = &page.image[slot]
         if image.generation != generation or ckpt_image_phase(image) == CKPT_PHASE_FREE:
-            raise LookupError(f"image {index} of generation {generation} is not there any more")
+            raise LookupError(f"image {slot} of generation {generation} is not there any more")
         return image
 
     # ---- what the process says ----
@@ -302,9 +302,9 @@ cdef class ControlPage:
             ))
         return found
 
-    def watermark(self, uint32_t index, uint64_t generation):
+    def watermark(self, uint32_t slot, uint64_t generation):
         """Bytes of the image that are written without a gap. LookupError once the image is gone."""
-        cdef ckpt_image* image = self._image(index, generation)
+        cdef ckpt_image* image = self._image(slot, generation)
         return min(ckpt_image_watermark(image), image.bytes)
 
     def pieces(self, uint64_t first, uint64_t count):
@@ -366,27 +366,27 @@ cdef class ControlPage:
             <uint32_t>min(max(orphaned * 1000, 1), 4e9),
         )
 
-    def close_gate(self, uint32_t index, uint64_t generation):
+    def close_gate(self, uint32_t slot, uint64_t generation):
         """From now on the driver may read nothing of the image, until `release`."""
-        cdef ckpt_image* image = self._image(index, generation)
+        cdef ckpt_image* image = self._image(slot, generation)
         ckpt_set_ready(self._page, image, 0)
         ckpt_set_gate(self._page, image, CKPT_GATE_CLOSED)
 
-    def release(self, uint32_t index, uint64_t generation, uint64_t ready):
+    def release(self, uint32_t slot, uint64_t generation, uint64_t ready):
         """[0, ready) of the image is in the pool and verified."""
-        cdef ckpt_image* image = self._image(index, generation)
+        cdef ckpt_image* image = self._image(slot, generation)
         if ready > image.bytes or ready < ckpt_image_ready(image):
             raise ValueError(f"cannot release up to {ready} of {image.bytes} bytes")
         ckpt_set_ready(self._page, image, ready)
 
-    def open_gate(self, uint32_t index, uint64_t generation):
+    def open_gate(self, uint32_t slot, uint64_t generation):
         """All of the image is good."""
-        cdef ckpt_image* image = self._image(index, generation)
+        cdef ckpt_image* image = self._image(slot, generation)
         ckpt_set_gate(self._page, image, CKPT_GATE_OPEN)
 
-    def fail_gate(self, uint32_t index, uint64_t generation, str why):
+    def fail_gate(self, uint32_t slot, uint64_t generation, str why):
         """What is not released will never be good: a driver that wants it ends its process with ``why``."""
-        cdef ckpt_image* image = self._image(index, generation)
+        cdef ckpt_image* image = self._image(slot, generation)
         cdef bytes text = why.encode("utf-8", "replace")[:CKPT_TEXT - 1]
         memset(self._page.failure, 0, CKPT_TEXT)
         memcpy(self._page.failure, <const char*>text, len(text))

@@ -21,6 +21,7 @@ from ckptpipe.pipeline.runtime_directory import private_directory, runtime_direc
 from ckptpipe.storage_backends.quantities import format_bytes
 
 _BUDGETS = "budgets"
+_ANY_ORDER = "verify_asan_link_order=0"
 
 
 def environment(options: LaunchOptions, base: Mapping[str, str]) -> dict[str, str]:
@@ -30,8 +31,11 @@ def environment(options: LaunchOptions, base: Mapping[str, str]) -> dict[str, st
     forget_finished(folder)
     # Made by the first process of the tree that uses CUDA, removed by the last one.
     budget = folder / secrets.token_hex(8)
+    sanitizer = base.get("ASAN_OPTIONS", "")
     return {
         **base,
+        # A program with GCC's address sanitizer refuses to run behind any preloaded library, unless told not to look.
+        "ASAN_OPTIONS": f"{sanitizer}:{_ANY_ORDER}" if sanitizer else _ANY_ORDER,
         "LD_PRELOAD": preload(base.get("LD_PRELOAD", ""), options.hook, base),
         VARIABLE: options.encode(str(budget)),
     }

@@ -27,6 +27,7 @@
 #define SLICE_BYTES (64ull << 20) /* warmed between two looks at the sockets */
 #define NODE_PATIENCE_NS 2000000000ull /* how long the pool waits for the driver to open its GPU: then its node is known */
 #define NODE_LOOK_MS 20
+#define HURRY_LOOK_MS 5 /* while the driver waits for the pool */
 
 struct client {
     struct ckpt_descriptor socket;
@@ -270,7 +271,7 @@ static void *run(void *unused) {
             of[count] = client;
             polled[count++] = (struct pollfd){.fd = client->socket.fd, .events = POLLIN};
         }
-        int timeout = !server.made ? NODE_LOOK_MS : more ? 0 : -1;
+        int timeout = !server.made ? NODE_LOOK_MS : !more ? -1 : atomic_load(&ckpt_pool_hurry) ? HURRY_LOOK_MS : 0;
         if (poll(polled, count, timeout) < 0 && errno != EINTR) return NULL;
         for (nfds_t i = 0; i < count; i++) {
             if (!polled[i].revents) continue;

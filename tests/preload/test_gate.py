@@ -52,7 +52,7 @@ def checkpointed(world: SimWorld, errors: Path | None = None) -> Iterator[tuple[
             it.handover.settle()
             data = it.read(image)
             it.page.deadlines(still=60, orphaned=60)
-            it.page.close_gate(image.index, image.generation)
+            it.page.close_gate(image.slot, image.generation)
             os.pwrite(it.attach_pool(), b"\xee" * IMAGE, image.offset)
             yield it, image, data
 
@@ -71,7 +71,7 @@ def test_a_restore_waits_for_each_range(world: SimWorld, driver: ctypes.CDLL) ->
             assert (now.phase, now.read) == ("reading", min(at, now.read))
             assert now.read == at, "it has read what was released, and not a byte more"
             os.pwrite(it.attach_pool(), data[at : at + PIECE], image.offset + at)
-            it.page.release(image.index, image.generation, at + PIECE)
+            it.page.release(image.slot, image.generation, at + PIECE)
             if at + PIECE < IMAGE:
                 it.until(lambda _, at=at: it.page.images()[0].read == at + PIECE)
         assert restoring.wait() == "SUCCESS"
@@ -85,12 +85,12 @@ def test_a_gate_that_opens_lets_everything_through(world: SimWorld, driver: ctyp
         restoring = Restoring(it.pid)
         waiting(it)
         os.pwrite(it.attach_pool(), data, image.offset)
-        it.page.open_gate(image.index, image.generation)
+        it.page.open_gate(image.slot, image.generation)
         assert restoring.wait() == "SUCCESS"
         assert unlock(it.pid) == "SUCCESS"
         it.target.check()
         with pytest.raises(LookupError):
-            it.page.release(image.index, image.generation, PIECE)
+            it.page.release(image.slot, image.generation, PIECE)
 
 
 def test_a_failure_ends_the_process(world: SimWorld, driver: ctypes.CDLL, tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_a_failure_ends_the_process(world: SimWorld, driver: ctypes.CDLL, tmp_pa
         restoring = Restoring(it.pid)
         waiting(it)
         os.pwrite(it.attach_pool(), data[:PIECE], image.offset)
-        it.page.release(image.index, image.generation, PIECE)
+        it.page.release(image.slot, image.generation, PIECE)
         it.until(lambda _: it.page.images()[0].read == PIECE)
-        it.page.fail_gate(image.index, image.generation, "chunk 7 stays corrupt at the deadline")
+        it.page.fail_gate(image.slot, image.generation, "chunk 7 stays corrupt at the deadline")
         assert restoring.wait() != "SUCCESS"
         assert it.target.wait() == ENDED
         pool = it.page.pool()
@@ -115,8 +115,8 @@ def test_a_failure_ends_the_process(world: SimWorld, driver: ctypes.CDLL, tmp_pa
 def test_what_was_released_before_a_failure_may_still_be_read(world: SimWorld, driver: ctypes.CDLL) -> None:
     with checkpointed(world) as (it, image, data):
         os.pwrite(it.attach_pool(), data, image.offset)
-        it.page.release(image.index, image.generation, IMAGE)
-        it.page.fail_gate(image.index, image.generation, "of something else")
+        it.page.release(image.slot, image.generation, IMAGE)
+        it.page.fail_gate(image.slot, image.generation, "of something else")
         it.restore()
         it.target.check()
 
@@ -191,7 +191,7 @@ def test_another_controller_can_take_over(world: SimWorld, driver: ctypes.CDLL) 
         it.until(lambda pool: pool.feeders == 0)
         it.handover.feed()
         os.pwrite(it.attach_pool(), data, image.offset)
-        it.page.release(image.index, image.generation, IMAGE)
+        it.page.release(image.slot, image.generation, IMAGE)
         assert restoring.wait() == "SUCCESS"
         assert unlock(it.pid) == "SUCCESS"
         it.target.check()
@@ -217,12 +217,12 @@ def test_evicted_pages_are_gone_and_come_back(world: SimWorld, driver: ctypes.CD
             assert image is not None
             it.handover.settle()
             data = it.read(image)
-            it.page.close_gate(image.index, image.generation)
+            it.page.close_gate(image.slot, image.generation)
             it.page.punched()
             punch(it.attach_pool(), image.offset, PIECE * 4)
             assert it.read(image, 0, MIB) == bytes(MIB)
             os.pwrite(it.attach_pool(), data, image.offset)
-            it.page.release(image.index, image.generation, IMAGE)
+            it.page.release(image.slot, image.generation, IMAGE)
             it.restore()
             it.target.check()
         assert it.page.pool().fallbacks == 0

@@ -77,6 +77,17 @@ def test_a_static_binary(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "static\n", "")
 
 
+@pytest.mark.parametrize("hook", ["auto", "symbols"])
+def test_a_program_with_the_address_sanitizer(tmp_path: Path, hook: str) -> None:
+    """It stands in front of mmap and memcpy itself, and wants to be first."""
+    try:
+        program = compiled(tmp_path, "static", "-fsanitize=address")
+    except subprocess.CalledProcessError:
+        pytest.skip("the compiler has no address sanitizer")
+    done = run([program], environment(LaunchOptions(hook=hook), os.environ))  # type: ignore[arg-type]
+    assert (done.returncode, done.stdout, done.stderr) == (0, "static\n", "")
+
+
 def test_a_program_with_its_own_allocator(world: SimWorld, driver: ctypes.CDLL, tmp_path: Path) -> None:
     """Its malloc calls mmap before any constructor has run, and with every flag that an image has."""
     with Launched(world, program=str(compiled(tmp_path, "allocator"))) as it:
