@@ -22,6 +22,8 @@ BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
     "memory_flat": memory_flat.measure,
     "launch_overhead": launch_overhead.measure,
 }
+ON_A_GPU = ("gpu", "gpu_launch")
+"""Run by hand on a machine with a GPU; their answers are gathered with the others."""
 HEAD = """# Results
 
 Written by `make bench`; bench/README.md has the method. Compare figures within one table: its rows were
@@ -31,7 +33,9 @@ measured in turns in one run, and another machine, or another hour on a shared o
 
 def results(answers: Mapping[str, Mapping[str, Any]]) -> str:
     """The text of RESULTS.md from what each benchmark wrote as JSON."""
-    return "\n".join([HEAD, *(section(answers[name]) for name in BENCHMARKS if name in answers)])
+    return "\n".join(
+        [HEAD, *(section(answers[name]) for name in (*BENCHMARKS, *ON_A_GPU) if name in answers)]
+    )
 
 
 def section(answer: Mapping[str, Any]) -> str:
