@@ -105,10 +105,18 @@ def save_rate(held: dict[str, Any], to: str, *, whole: bool = False) -> float:
     return rate(result.raw_bytes, result.facts.seconds if whole else result.facts.copy_seconds)
 
 
-def to_null(gib: float, limit: float) -> list[Row]:
+def beside_link(what: str, work: Callable[[], float], *, down: bool) -> list[Row]:
+    """One row beside the link's rate, which is measured before and after: a shared host's changes by the minute."""
+    limits = [link_limit()[0 if down else 1]]
+    got = best(work, 5)
+    limits.append(link_limit()[0 if down else 1])
+    limit = statistics.mean(limits)
+    return [(what, got, "pinned DtoH" if down else "pinned HtoD", limit, got / limit, "0.97")]
+
+
+def to_null(gib: float) -> list[Row]:
     held = tensors(gib)
-    got = best(lambda: save_rate(held, "null:"), 5)
-    return [(f"device buffers {gib:g} GiB to null", got, "pinned DtoH", limit, got / limit, "0.97")]
+    return beside_link(f"device buffers {gib:g} GiB to null", lambda: save_rate(held, "null:"), down=True)
 
 
 class ReadySource(SyntheticSource):
@@ -131,7 +139,7 @@ class ReadySource(SyntheticSource):
         await in_parallel(16, fill)
 
 
-def from_memory_slots(gib: float, limit: float) -> list[Row]:
+def from_memory_slots(gib: float) -> list[Row]:
     """The reverse: chunks that lie in the ring already, checksummed, into device buffers."""
     from ckptpipe.pipeline.context import graph_context
     from ckptpipe.pipeline.cuda.device_array import device_array
@@ -156,8 +164,7 @@ def from_memory_slots(gib: float, limit: float) -> list[Row]:
             await graph.aclose()
             return rate(array.nbytes, graph.copy_seconds)
 
-    got = best(lambda: float(run(once())))
-    return [(f"ring to device buffers {gib:g} GiB", got, "pinned HtoD", limit, got / limit, "0.97")]
+    return beside_link(f"ring to device buffers {gib:g} GiB", lambda: float(run(once())), down=False)
 
 
 def disk_rate(folder: Path, gib: int, block: int) -> float:
@@ -380,8 +387,8 @@ def measure(large: float, parent: str, only: list[str]) -> Answer:
     down, up = link_limit()
     _free()
     parts: dict[str, Callable[[], list[Row]]] = {
-        "null": lambda: to_null(8, down) + to_null(large, down),
-        "back": lambda: from_memory_slots(8, up) + from_memory_slots(large, up),
+        "null": lambda: to_null(8) + to_null(large),
+        "back": lambda: from_memory_slots(8) + from_memory_slots(large),
         "disk": lambda: to_disk(8, parent),
         "tmpfs": lambda: tmpfs(8),
         "image": lambda: driver_image(8),
