@@ -10,8 +10,8 @@ from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
-from ckptpipe.pipeline.sources.abc import Source, in_parallel
-from ckptpipe.pyx.staging import Lease, lease_buffer
+from ckptpipe.pipeline.sources.abc import Source, in_parallel, lease_in_order
+from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.shielded import in_thread
 
 WRITERS = 4  # chunks copied side by side
@@ -40,7 +40,7 @@ class BuffersSink(Sink):
             name = next((name for name in names_of(stream.name) if name in self._buffers), None)
             assert name is not None, "the source was made from the buffers' names"
             try:
-                lease = lease_buffer(self._buffers[name])
+                lease = lease_in_order(self._buffers[name])
             except (TypeError, BufferError, ValueError) as error:
                 raise UsageError(
                     f"buffer {name!r} is not contiguous memory: {error}",

@@ -15,7 +15,7 @@ from ckptpipe.pipeline.image.entries import StreamKind, TreeEntry
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.names import host_stream
 from ckptpipe.pyx.checksum import crc32c_zeros
-from ckptpipe.pyx.staging import Lease
+from ckptpipe.pyx.staging import Lease, lease_buffer
 
 
 @dataclass(slots=True)
@@ -84,6 +84,15 @@ def stream_of(name: str) -> str:
         raise UsageError(
             f"{name!r} cannot name a stream: {error}", cure="take a relative path without .."
         ) from error
+
+
+def lease_in_order(buffer: Any) -> Lease:
+    """A lease over a buffer's bytes. BufferError where its items do not lie one behind the other in C's order:
+    an array in Fortran's order would come back transposed from the stream of its bytes."""
+    with memoryview(buffer) as view:
+        if not view.c_contiguous:
+            raise BufferError("its items do not lie one behind the other in C order")
+    return lease_buffer(buffer)
 
 
 def clear_padding(lease: Lease, nbytes: int) -> None:

@@ -9,8 +9,16 @@ from ckptpipe.pipeline.chunk import Chunk, released_on_error
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import UsageError
-from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, in_parallel, stream_of
-from ckptpipe.pyx.staging import Lease, lease_buffer
+from ckptpipe.pipeline.sources.abc import (
+    Source,
+    Stream,
+    clear_padding,
+    fillers,
+    in_parallel,
+    lease_in_order,
+    stream_of,
+)
+from ckptpipe.pyx.staging import Lease
 
 
 class BuffersSource(Source):
@@ -33,7 +41,7 @@ class BuffersSource(Source):
         for name, buffer in self._buffers.items():
             stream = stream_of(name)
             try:
-                lease = lease_buffer(buffer)
+                lease = lease_in_order(buffer)
             except (TypeError, BufferError, ValueError) as error:
                 raise UsageError(
                     f"buffer {name!r} cannot be read as contiguous bytes: {error}",

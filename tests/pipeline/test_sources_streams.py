@@ -153,6 +153,23 @@ def test_buffers_that_cannot_be_saved(buffers: dict[str, object], problem: str) 
         run(ckptpipe.save(buffers, to="memory:bad", settings=SMALL))
 
 
+def test_an_array_in_fortran_order_is_refused_both_ways() -> None:
+    """Its bytes in memory, put into an array in C's order, are another matrix."""
+    testbuffer = pytest.importorskip("_testbuffer")  # CPython's own; numpy leaves threads behind
+    flags = testbuffer.ND_FORTRAN | testbuffer.ND_WRITABLE
+    matrix = testbuffer.ndarray(list(range(6)), shape=[2, 3], format="B", flags=flags)
+    with pytest.raises(UsageError, match=r"'m' cannot be read .* C order"):
+        run(ckptpipe.save({"m": matrix}, to="memory:order", settings=SMALL))
+
+    async def main() -> None:
+        result = await ckptpipe.save({"m": bytes(6)}, to="memory:order", name="i", settings=SMALL)
+        with pytest.raises(UsageError, match=r"'m' is not contiguous memory.* C order"):
+            await ckptpipe.restore(result.sinks[0].image_url, buffers={"m": matrix}, settings=SMALL)
+
+    run(main())
+    forget("order")
+
+
 def test_a_buffer_is_free_again_after_the_save() -> None:
     data = bytearray(os.urandom(MIB))
     run(ckptpipe.save({"a": data}, to="null:", settings=SMALL))
