@@ -66,7 +66,7 @@ async def save(
 
     In place of sources, the GPU state of a live process (``pid``) or of several that belong together
     (``processes``), which is left as ``leave`` says: running again, or checkpointed with its GPUs free.
-    ``capture``: auto, custom-storage or driver-image; ``on_plan`` hears what was chosen before anything is
+    ``capture``: auto, custom-storage, launch or driver-image; ``on_plan`` hears what was chosen before anything is
     touched. ``lock_timeout``: seconds that its work may take to come to a halt. Raises TargetError before the
     process is touched; a failure after that brings it back to RUNNING, or is a CaptureFailed that names the
     state it is in and what to do. Or ``device_buffers``: {name: array on a GPU of this process}, each with

@@ -49,7 +49,7 @@ class RunFacts:
     """What a run used. Memory in bytes; ``peak_rss_growth`` is resident memory over that at the start.
 
     ``copy_seconds``: from the first chunk until everything was stored, without opening, checkpoint and commit.
-    ``capture``: the path by which the bytes came: files, buffers, custom-storage, driver-image, …; with
+    ``capture``: the path by which the bytes came: files, buffers, custom-storage, launch, driver-image, …; with
     " (simulated)" where the driver is a simulation. ``pause_seconds``: the longest of ``processes``.
     """
 

@@ -41,7 +41,7 @@ class PoolState(NamedTuple):
     late_serial: int
 
 class ImageState(NamedTuple):
-    index: int  # type: ignore[assignment]
+    slot: int
     generation: int
     phase: str  # writing | reading
     gate: str  # open | closed | failed

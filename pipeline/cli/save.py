@@ -71,7 +71,7 @@ def _paths_or_pid(
 )
 @click.option(
     "--capture",
-    type=click.Choice(["auto", "custom-storage", "driver-image"]),
+    type=click.Choice(["auto", "custom-storage", "launch", "driver-image"]),
     help="With --pid: how its GPU memory is taken (default: the fastest that works; see ckptpipe doctor).",
 )
 @click.option(

@@ -12,7 +12,7 @@ from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.spec import SinkSpec
 
 Leave = Literal["running", "checkpointed"]
-Capture = Literal["auto", "custom-storage", "driver-image"]
+Capture = Literal["auto", "custom-storage", "launch", "driver-image"]
 Verb = Literal["lock", "checkpoint", "restore", "unlock"]
 
 LOCK_TIMEOUT = 30.0  # seconds

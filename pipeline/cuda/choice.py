@@ -8,13 +8,13 @@ from typing import Literal
 
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
 from ckptpipe.pipeline.cuda.errors import CaptureUnavailable, TargetError
-from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, ProcessSession
+from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, LAUNCH, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.errors import UsageError
 
-Capture = Literal["auto", "custom-storage", "driver-image"]
+Capture = Literal["auto", "custom-storage", "launch", "driver-image"]
 Leave = Literal["running", "checkpointed"]
-CAPTURES = ("auto", CUSTOM, DRIVER_IMAGE)
+CAPTURES = ("auto", CUSTOM, LAUNCH, DRIVER_IMAGE)
 LEAVES = ("running", "checkpointed")
 
 
@@ -64,6 +64,7 @@ async def prepare_targets(driver: CudaDriver, sessions: Sequence[ProcessSession]
                 cure=state.way_back(session.pid),
             )
         session.gpus = candidates(session, devices)
+        await session.find_pool()
 
 
 def require_checkpoints(driver: CudaDriver, pid: int) -> None:
@@ -103,7 +104,11 @@ def choose(driver: CudaDriver, sessions: Sequence[ProcessSession], asked: str, l
         raise UsageError(f"capture {asked!r} is not known", cure=f"take one of {', '.join(CAPTURES)}")
     if leave not in LEAVES:
         raise UsageError(f"leave {leave!r} is not known", cure=f"take one of {', '.join(LEAVES)}")
-    reasons = {CUSTOM: custom_problem(driver), DRIVER_IMAGE: image_problem(driver, sessions)}
+    reasons = {
+        CUSTOM: custom_problem(driver),
+        LAUNCH: pool_problem(driver, sessions),
+        DRIVER_IMAGE: image_problem(driver, sessions),
+    }
     usable = [capture for capture, reason in reasons.items() if not reason]
     if asked != "auto":
         if asked not in usable:
@@ -149,11 +154,29 @@ def custom_problem(driver: CudaDriver) -> str:
     return f"the driver (CUDA {driver.version}) has no cuCheckpointOperationComplete: it came with CUDA 13.4"
 
 
+def pool_problem(driver: CudaDriver, sessions: Sequence[ProcessSession]) -> str:
+    """Why the driver's image of these processes cannot lie in pools, "" where it can."""
+    if not driver.has_checkpoint:
+        return _no_checkpoint(driver)
+    for session in sessions:
+        if session.pool is None:
+            return session.no_pool
+        if session.pool.state.state == "gone":
+            return f"the pool of {session} is gone: {session.pool.state.text}"
+    return ""
+
+
+def _no_checkpoint(driver: CudaDriver) -> str:
+    return f"the driver (CUDA {driver.version}) has no cuCheckpointProcessCheckpoint: it came with CUDA 12.8 (570)"
+
+
 def image_problem(driver: CudaDriver, sessions: Sequence[ProcessSession]) -> str:
     """Why the driver image does not work for these processes, "" where it does."""
     if not driver.has_checkpoint:
-        return f"the driver (CUDA {driver.version}) has no cuCheckpointProcessCheckpoint: it came with CUDA 12.8 (570)"
+        return _no_checkpoint(driver)
     for session in sessions:
+        if session.pool is not None and session.pool.state.state != "gone":
+            return f"{session} was started by ckptpipe launch: its image goes into its pool, not into memory of its own"
         try:
             session.target.require_readable()
         except TargetError as error:

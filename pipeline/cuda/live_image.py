@@ -14,7 +14,8 @@ from ckptpipe.pipeline.sources.image import Counts
 
 
 def live_mappings(session: ProcessSession, reader: ImageReader) -> list[tuple[int, int, int]]:
-    """(stream, address, bytes) of each of the process's streams. CheckpointMismatch where they have moved."""
+    """(stream, address, offset) of each of the process's streams; the offset is in its pool, -1 for memory of its
+    own. CheckpointMismatch where they have moved."""
     assert session.record is not None
     prefix = f"proc/{session.k}/driver/"
     streams = {
@@ -29,7 +30,8 @@ def live_mappings(session: ProcessSession, reader: ImageReader) -> list[tuple[in
             raise CheckpointMismatch(
                 f"the image and {session} do not have the same driver image: {prefix}{number}"
             )
-        found.append((position, start, nbytes))
+        offset = session.record.pool[number][2] if number < len(session.record.pool) else -1
+        found.append((position, start, offset))
     if len(found) != len(streams):
         raise CheckpointMismatch(f"the image has {len(streams)} driver mappings, {session} has {len(found)}")
     return found
@@ -38,26 +40,36 @@ def live_mappings(session: ProcessSession, reader: ImageReader) -> list[tuple[in
 async def verify_live_image(
     sessions: Sequence[ProcessSession], reader: ImageReader, context: GraphContext
 ) -> Counts:
-    """Every chunk of the processes' own memory against its checksum in the index.
+    """Every chunk of the processes' own memory, and of their pools, against its checksum in the index; what was
+    evicted is not there and left out.
 
     ImageCorrupt at the first chunk that differs; nothing has been asked of the driver then.
     """
     counts, step = Counts(), context.chunk_bytes
     counts.streams = len(reader.manifest.streams)
     counts.raw_bytes = sum(stream.bytes for stream in reader.manifest.streams)
+    for session in sessions:
+        if session.pool is not None and session.pooled:
+            session.pool.require(session.pooled)
+            session.pool.map()
     work = iter(
         [
-            (session, row, start + row.number * step)
+            (session, row, start + row.number * step, offset + row.number * step if offset >= 0 else -1)
             for session in sessions
-            for stream, start, _ in live_mappings(session, reader)
+            for stream, start, offset in live_mappings(session, reader)
+            if not (session.evicted and offset >= 0)
             for row in reader.index.rows(stream)
         ]
     )
 
     async def check() -> None:
-        for session, row, address in work:
-            with await context.ring.acquire() as slot:
-                scan = await context.workers.read_process(session.pid, address, slot, row.raw_bytes)
+        for session, row, address, offset in work:
+            if session.pool is not None and offset >= 0:
+                with session.pool.lend(offset, row.raw_bytes) as lent:
+                    scan = await context.workers.scan(lent, row.raw_bytes)
+            else:
+                with await context.ring.acquire() as slot:
+                    scan = await context.workers.read_process(session.pid, address, slot, row.raw_bytes)
             counts.chunks += 1
             counts.zero_chunks += scan.zero
             if scan.crc32c != row.raw_crc32c:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ckptpipe.pipeline.cuda.errors import CheckpointMismatch
-from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, ProcessSession
+from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, LAUNCH, ProcessSession
 from ckptpipe.pipeline.errors import ImageCorrupt, UsageError
 from ckptpipe.pipeline.image.manifest import Manifest
 
@@ -98,7 +98,7 @@ def saved_processes(manifest: Manifest, url: str) -> list[SavedProcess]:
 
 def _process(facts: Any, boot_id: str) -> SavedProcess:
     capture = _text(facts["capture"])
-    if capture not in (CUSTOM, DRIVER_IMAGE):
+    if capture not in (CUSTOM, LAUNCH, DRIVER_IMAGE):
         raise ValueError(f"capture {capture!a} is not known")
     return SavedProcess(
         k=_number(facts["k"]),

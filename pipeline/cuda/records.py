@@ -29,6 +29,8 @@ class CheckpointRecord:
 
     ``controller``: pid of the process that holds the driver's operation (custom storage). ``mappings``: where
     the driver's image lies in the target, as [start, bytes]. ``images``: URLs under which it is durable.
+    ``pool``: of a launched process, those that lie in its pool: the first of ``mappings``, in the same order, as
+    [slot, generation, offset, bytes]. ``evicted``: the pool does not hold them now, only the images do.
     """
 
     pid: int
@@ -42,6 +44,8 @@ class CheckpointRecord:
     phase: str = "locked"  # locked | checkpointing | checkpointed | restoring
     images: tuple[str, ...] = ()
     mappings: tuple[tuple[int, int], ...] = ()
+    pool: tuple[tuple[int, int, int, int], ...] = ()
+    evicted: bool = False
     gpus: dict[str, int] = field(default_factory=dict)  # UUID: bytes
 
     def belongs_to(self, target: Target) -> bool:
@@ -181,6 +185,8 @@ def _read(path: Path) -> CheckpointRecord | None:
             record,
             images=tuple(str(url) for url in record.images),
             mappings=tuple((int(start), int(nbytes)) for start, nbytes in record.mappings),
+            pool=tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in record.pool),
+            evicted=bool(record.evicted),
         )
     except (ValueError, TypeError, AttributeError):
         return None

@@ -94,7 +94,7 @@ def _matched(saved: Sequence[SavedProcess], pids: Sequence[int], url: str) -> li
             f"{url} is the image of {', '.join(map(str, saved))}, not of pid {', '.join(map(str, pids))}",
             cure="name all processes of the image: they belong together" if len(saved) > 1 else EXITED,
         )
-    if len({process.capture for process in saved}) > 1:
+    if len({process.capture == CUSTOM for process in saved}) > 1:
         raise UsageError(
             f"{url} holds processes of different capture paths", cure="restore it with a newer ckptpipe"
         )
@@ -161,7 +161,11 @@ async def _from_driver_image(
     devices = await cuda.devices()
     for session in sessions:
         session.gpus = candidates(session, devices)
-        session.target.require_readable()
+        if session.pooled:
+            await session.find_pool()
+        assert session.record is not None
+        if session.pool is None or len(session.record.mappings) > len(session.pooled):
+            session.target.require_readable()
     counts = await while_alive(
         [session.target for session in sessions], verify_live_image(sessions, reader, context)
     )

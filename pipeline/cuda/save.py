@@ -15,7 +15,7 @@ from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.outcome import settle_failure
 from ckptpipe.pipeline.cuda.put_back import put_back
-from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, ProcessSession
+from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, LAUNCH, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import while_alive
 from ckptpipe.pipeline.errors import ImageCorrupt, SaveFailed, UsageError
@@ -26,6 +26,7 @@ from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.device import DeviceSource
 from ckptpipe.pipeline.sources.driver_image import DriverImageSource
+from ckptpipe.pipeline.sources.launched_image import LaunchedImageSource
 from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.abc import Backend
@@ -98,7 +99,12 @@ async def save_processes(
 
 def capture_undoable(sessions: Sequence[ProcessSession]) -> bool:
     """A checkpoint into the target's own memory can be undone without an image."""
-    return all(session.record is not None and session.record.capture == DRIVER_IMAGE for session in sessions)
+    return all(
+        session.record is not None
+        and session.record.capture in (LAUNCH, DRIVER_IMAGE)
+        and not session.record.evicted
+        for session in sessions
+    )
 
 
 def checked_pids(pids: Sequence[int]) -> list[int]:
@@ -135,6 +141,8 @@ def _source(
 ) -> Source:
     if plan.capture == CUSTOM:
         return DeviceSource(CustomStorage(cuda, sessions, links, timeout))
+    if plan.capture == LAUNCH:
+        return LaunchedImageSource(cuda, sessions, timeout)
     return DriverImageSource(cuda, sessions, timeout)
 
 

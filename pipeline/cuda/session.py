@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
 from ckptpipe.pipeline.cuda.errors import TargetError
+from ckptpipe.pipeline.cuda.launched_pool import UNREACHABLE, LaunchedPool, PooledImage
 from ckptpipe.pipeline.cuda.records import CheckpointRecord, TargetLock, new_nonce
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import Target
 from ckptpipe.pipeline.result import ProcessFacts
 from ckptpipe.pyx.cuda import CudaError, CustomOperation
+from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 _INVALID_VALUE, _NOT_INITIALIZED, _ILLEGAL_STATE, _NOT_READY = 1, 3, 401, 600
 _NOT_SUPPORTED, _TIMEOUT = 801, 909
-CUSTOM, DRIVER_IMAGE = "custom-storage", "driver-image"
+CUSTOM, LAUNCH, DRIVER_IMAGE = "custom-storage", "launch", "driver-image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class ProcessSession:
         self.memory: tuple[MappedMemory, ...] = ()
         self.gpus: tuple[Gpu, ...] = ()  # those that it may use
         self.contexts: list[int] = []  # ordinals, retained once each
+        self.pool: LaunchedPool | None = None  # of a process that ckptpipe launch started
+        self.no_pool = ""  # why there is none
         self.notes: list[str] = []
         self.record = lock.read(target)
         self._lock = lock
@@ -78,6 +82,23 @@ class ProcessSession:
                 await self.driver.retain(gpu.ordinal)
                 self.contexts.append(gpu.ordinal)
 
+    async def find_pool(self) -> None:
+        """Connect to the process's pool: `pool`, or `no_pool` says why not."""
+        if self.pool is None:
+            try:
+                self.pool = await in_thread(LaunchedPool.connect, self.pid, undo=LaunchedPool.close)
+            except UNREACHABLE as error:
+                self.no_pool = error.message if isinstance(error, CkptpipeError) else str(error)
+
+    @property
+    def pooled(self) -> tuple[PooledImage, ...]:
+        """What of the present checkpoint lies in the pool, or did before it was evicted."""
+        return tuple(PooledImage(*each) for each in self.record.pool) if self.record is not None else ()
+
+    @property
+    def evicted(self) -> bool:
+        return self.record is not None and self.record.evicted
+
     async def aclose(self) -> None:
         """Let everything go that is ours; the process stays as it is."""
         await shielded(self._close())
@@ -89,6 +110,9 @@ class ProcessSession:
                     await self.driver.release(self.contexts.pop())
                 except CudaError as error:
                     self.notes.append(f"a context was not given back to the driver: {error.message}")
+            if self.pool is not None:
+                await self.pool.aclose()
+                self.pool = None
         finally:
             self._lock.release()
             self.target.close()
@@ -254,7 +278,14 @@ class ProcessSession:
     # -- steps of a restore ------------------------------------------------------------------------------
 
     async def restore(self, pairs: dict[str, str] | None = None) -> None:
-        """CHECKPOINTED -> LOCKED, from the target's own memory."""
+        """CHECKPOINTED -> LOCKED, from the target's own memory. Never from a pool that was evicted."""
+        if self.record is not None and self.record.evicted:
+            where = self.record.images[0] if self.record.images else "URL"
+            raise TargetError(
+                f"the memory of {self} was evicted: it is in an image, not in its pool",
+                pid=self.pid,
+                cure=f"ckptpipe restore {where} --pid {self.pid}",
+            )
         try:
             await self.driver.restore(self.pid, pairs)
         except CudaError as error:

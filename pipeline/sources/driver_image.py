@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ckptpipe.pipeline.chunk import Chunk, released_on_error
@@ -13,9 +14,22 @@ from ckptpipe.pipeline.cuda.driver import CudaDriver
 from ckptpipe.pipeline.cuda.image_mappings import find_image
 from ckptpipe.pipeline.cuda.process_facts import process_facts
 from ckptpipe.pipeline.cuda.session import DRIVER_IMAGE, ProcessSession
+from ckptpipe.pipeline.cuda.target import Mapping
 from ckptpipe.pipeline.cuda.usage import process_bytes
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, in_parallel
+from ckptpipe.pyx.staging import Lease
+from ckptpipe.pyx.workers import Scan
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a driver's image. ``offset``: in the process's pool, -1 where it lies in memory of its own."""
+
+    session: ProcessSession
+    address: int
+    nbytes: int
+    offset: int = -1
 
 
 class DriverImageSource(Source):
@@ -32,7 +46,7 @@ class DriverImageSource(Source):
         self._driver = driver
         self._sessions = list(sessions)
         self._lock_timeout = lock_timeout
-        self._pieces: list[tuple[ProcessSession, int, int]] = []  # of each stream: process, address, bytes
+        self._pieces: list[Piece] = []  # of each stream
         self._used: dict[int, int] = {}
 
     async def open(self, context: GraphContext) -> None:
@@ -51,44 +65,50 @@ class DriverImageSource(Source):
         for session in self._sessions:
             await session.lock(self._lock_timeout)
         for session in self._sessions:
-            before = await asyncio.to_thread(session.target.maps)
-            await session.checkpoint()
-            after = await asyncio.to_thread(session.target.maps)
-            most = sum(gpu.memory_bytes for gpu in session.gpus)
-            pieces = find_image(
-                before, after, str(session), session.pid, self._used.get(session.pid, 0), most
-            )
-            await session.note("checkpointed", mappings=tuple(pieces))
-            for number, (start, nbytes) in enumerate(pieces):
-                self.streams.append(Stream(f"proc/{session.k}/driver/{number}", "driver", nbytes))
-                self._pieces.append((session, start, nbytes))
-        self.total_bytes = sum(nbytes for _, _, nbytes in self._pieces)
+            pieces = await self._checkpoint(session)
+            for number, piece in enumerate(pieces):
+                self.streams.append(Stream(f"proc/{session.k}/driver/{number}", "driver", piece.nbytes))
+            self._pieces += pieces
+        self.total_bytes = sum(piece.nbytes for piece in self._pieces)
         await self._read(outlet)
 
+    async def _checkpoint(self, session: ProcessSession) -> list[Piece]:
+        """Checkpoint one process; where its image lies is noted, and told."""
+        before = await asyncio.to_thread(session.target.maps)
+        await session.checkpoint()
+        found = await self._found(session, before, self._used.get(session.pid, 0))
+        await session.note("checkpointed", mappings=tuple((each.address, each.nbytes) for each in found))
+        return found
+
+    async def _found(self, session: ProcessSession, before: Sequence[Mapping], used: int) -> list[Piece]:
+        """What the driver left in the process's own memory, which must be at least half of ``used``."""
+        after = await asyncio.to_thread(session.target.maps)
+        most = sum(gpu.memory_bytes for gpu in session.gpus)
+        pieces = find_image(before, after, str(session), session.pid, used, most)
+        return [Piece(session, start, nbytes) for start, nbytes in pieces]
+
     async def _read(self, outlet: Outlet) -> None:
-        context, ring, work = self._context, self._context.ring, self._work()
+        work = self._work()
 
         async def fill() -> None:
-            for stream, number, pid, address, nbytes in work:
+            for stream, number, piece, start, nbytes in work:
                 if outlet.dropped:
                     return
-                with released_on_error(await ring.acquire()) as slot:
-                    scan = await context.workers.read_process(pid, address, slot, nbytes)
-                    if scan.zero:
-                        slot.release()
-                        chunk = Chunk(stream, number, nbytes, scan.crc32c, None)
-                    else:
-                        clear_padding(slot, nbytes)
-                        chunk = Chunk(stream, number, nbytes, scan.crc32c, slot)
-                await outlet.emit(chunk)
+                await outlet.emit(await self._chunk(stream, number, piece, start, nbytes))
 
-        await in_parallel(fillers(context), fill)
+        await in_parallel(fillers(self._context), fill)
 
-    def _work(self) -> Iterator[tuple[int, int, int, int, int]]:
+    async def _chunk(self, stream: int, number: int, piece: Piece, start: int, nbytes: int) -> Chunk:
+        context = self._context
+        with released_on_error(await context.ring.acquire()) as slot:
+            scan = await context.workers.read_process(piece.session.pid, piece.address + start, slot, nbytes)
+            return made(stream, number, nbytes, scan, slot)
+
+    def _work(self) -> Iterator[tuple[int, int, Piece, int, int]]:
         step = self._context.chunk_bytes
-        for stream, (session, start, size) in enumerate(self._pieces):
-            for number, offset in enumerate(range(0, size, step)):
-                yield stream, number, session.pid, start + offset, min(step, size - offset)
+        for stream, piece in enumerate(self._pieces):
+            for number, start in enumerate(range(0, piece.nbytes, step)):
+                yield stream, number, piece, start, min(step, piece.nbytes - start)
 
     def process(self) -> dict[str, Any]:
         """The driver does not say how much of the image was on which GPU."""
@@ -102,3 +122,12 @@ class DriverImageSource(Source):
 
     async def aclose(self) -> None:
         return
+
+
+def made(stream: int, number: int, nbytes: int, scan: Scan, slot: Lease) -> Chunk:
+    """The chunk of what lies in ``slot``, which is given back where it is zeros."""
+    if scan.zero:
+        slot.release()
+        return Chunk(stream, number, nbytes, scan.crc32c, None)
+    clear_padding(slot, nbytes)
+    return Chunk(stream, number, nbytes, scan.crc32c, slot)

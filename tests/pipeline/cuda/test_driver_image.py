@@ -70,6 +70,7 @@ def test_there_and_back(world: SimWorld, spawn: Spawn, workdir: Path, runtime: P
     target = spawn(world, [(0, 3 << 20), (1, 1 << 20)])
     plans: list[CapturePlan] = []
     result = save(target, workdir, capture="driver-image", leave="checkpointed", on_plan=plans.append)
+    assert plans[0].why_not.pop("launch").startswith(f"process {target.pid} offers no pool")
     assert plans[0].why_not == {"custom-storage": "--capture driver-image was asked for"}
     assert result.facts.capture == "driver-image (simulated)"
     process = world.process(target.pid)
