@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
-from ckptpipe.pipeline.errors import DigestMismatch, ImageCorrupt, ImageIncomplete, ImageNotFound, UsageError
+from ckptpipe.pipeline.errors import (
+    DigestMismatch,
+    ImageCorrupt,
+    ImageIncomplete,
+    ImageNotFound,
+    UnsupportedImage,
+    UsageError,
+)
 from ckptpipe.pipeline.image.entries import ObjectEntry
 from ckptpipe.pipeline.image.index import Index
 from ckptpipe.pipeline.image.layout import (
@@ -107,6 +115,16 @@ def _runs(rows: Iterable[ChunkRecord], limit: int) -> Iterator[Extent]:
         yield run
 
 
+@contextmanager
+def _naming(backend: Backend) -> Iterator[None]:
+    """What decoding says is of an object: say of which image."""
+    try:
+        yield
+    except (ImageCorrupt, UnsupportedImage) as error:
+        error.message = f"{backend.url}: {error.message}"
+        raise
+
+
 async def read_manifest(backend: Backend) -> tuple[Manifest, str]:
     """The manifest at an image's URL, and its digest."""
     try:
@@ -123,7 +141,8 @@ async def read_manifest(backend: Backend) -> tuple[Manifest, str]:
         raise ImageCorrupt(
             f"{backend.url}: {MANIFEST_NAME} has {size} bytes, {MANIFEST_LIMIT} is the most"
         ) from None
-    manifest = await asyncio.to_thread(Manifest.decode, stored)
+    with _naming(backend):
+        manifest = await asyncio.to_thread(Manifest.decode, stored)
     return manifest, digest_of(stored)
 
 
@@ -146,7 +165,8 @@ async def open_image(backend: Backend, *, expect_digest: str = "") -> ImageReade
     sizes = {info.name: info.size async for info in backend.list()}
     _check_index_size(backend, manifest, sizes)
     stored = await backend.read_bytes(manifest.index.name, limit=manifest.index.bytes)
-    index = await asyncio.to_thread(Index.decode, stored, manifest)
+    with _naming(backend):
+        index = await asyncio.to_thread(Index.decode, stored, manifest)
     await _check_stripes(backend, manifest, sizes)
     for position, entry in enumerate(manifest.objects):
         problem = _problem_of(sizes.get(entry.name), entry)

@@ -70,3 +70,11 @@ def test_gc_removes_a_torn_image(image: Path) -> None:
     assert all(item.removed for item in removed)
     assert len(removed) == 4  # manifest, index, data, lease
     assert not image.exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "index-*"])
+def test_the_error_says_which_image_is_damaged(image: Path, name: str) -> None:
+    (path,) = image.glob(name)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(ImageCorrupt, match=f"^nvme:{image}: {path.name}"):
+        asyncio.run(ckptpipe.verify(str(image)))
