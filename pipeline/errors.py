@@ -66,6 +66,10 @@ class ImageIncomplete(ImageCorrupt):
     """An object that the manifest names is missing or too short."""
 
 
+class ImageReplaced(CkptpipeError):
+    """The image was overwritten or deleted while it was read."""
+
+
 class UnsupportedImage(CkptpipeError):
     """A format version, codec or feature that this reader does not know."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -49,6 +50,7 @@ async def save(
     pid: int | None = None,
     processes: Sequence[int] = (),
     leave: Leave = "running",
+    evict: bool = False,
     capture: Capture = "auto",
     lock_timeout: float = 30.0,
     device_buffers: Mapping[str, Any] | None = None,
@@ -66,6 +68,8 @@ async def save(
 
     In place of sources, the GPU state of a live process (``pid``) or of several that belong together
     (``processes``), which is left as ``leave`` says: running again, or checkpointed with its GPUs free.
+    ``evict``: checkpointed, and of a process that `ckptpipe launch` started neither the GPUs nor host memory
+    hold what is in the image; `restore` brings it back from there.
     ``capture``: auto, custom-storage, launch or driver-image; ``on_plan`` hears what was chosen before anything is
     touched. ``lock_timeout``: seconds that its work may take to come to a halt. Raises TargetError before the
     process is touched; a failure after that brings it back to RUNNING, or is a CaptureFailed that names the
@@ -91,11 +95,12 @@ async def save(
         controller = await Controller.running("here" if own else where, pids)
         if controller is not None:
             return await controller.save(
-                pids, leave=leave, capture=capture, lock_timeout=lock_timeout, **common
+                pids, leave=leave, evict=evict, capture=capture, lock_timeout=lock_timeout, **common
             )
         return await save_processes(
             pids,
             leave=leave,
+            evict=evict,
             capture=capture,
             lock_timeout=lock_timeout,
             on_plan=on_plan,
@@ -204,6 +209,7 @@ async def verify(
 ) -> ReadResult:
     """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does."""
     async with reading(url, options, settings, expect_digest) as (reader, context):
+        await asyncio.to_thread(reader.check_object_checksums)
         source = ImageSource(reader, decode=True)
         return await read_graph(source, NothingSink(), context, "verify", progress)
 

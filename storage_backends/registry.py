@@ -102,7 +102,8 @@ async def open_backend(
 ) -> Backend:
     """Open the backend of ``url``. UnknownScheme names the known ones. ``options`` are the backend's own."""
     scheme = await in_thread(scheme_of, url)  # looks at the path's file system
-    return await backend_class(scheme).open(url, context, options or {})
+    found = await in_thread(backend_class, scheme)  # importing an SDK takes its time
+    return await found.open(url, context, options or {})
 
 
 def schemes() -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import dataclass
 
 from ckptpipe.pipeline.errors import ImageCorrupt, UnsupportedImage
+from ckptpipe.pipeline.image.holder import read_lease
 from ckptpipe.pipeline.image.layout import MANIFEST_NAME, lease_name, parse_object_name, stripe_name
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest
 from ckptpipe.pipeline.image.seal import is_torn
@@ -151,13 +151,11 @@ async def live_lease(backend: Backend, save: SaveObjects) -> str:
     age = time.time() - info.modified
     if age > LEASE_TTL:
         return ""
-    holder = ""
     try:
-        facts = json.loads(await backend.read_bytes(name, limit=1 << 16))
-        holder = f" of process {facts['pid']} on {facts['host']}"
-    except (ObjectNotFound, ValueError, KeyError, TypeError):
-        pass
-    return f"live lease{holder}, refreshed {max(0, age):.0f} s ago"
+        holder, ended = read_lease(await backend.read_bytes(name, limit=1 << 16))
+    except ObjectNotFound:
+        return ""  # given back just now
+    return "" if ended else f"live lease{holder}, refreshed {max(0, age):.0f} s ago"
 
 
 async def _take(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckptpipe.pipeline.image.manifest import Manifest
 
 WHERE = layout.MANIFEST_NAME
-OBJECT_MAX = 1 << 56  # bytes
+OBJECT_MAX = (1 << 56) - 1  # bytes
 ENTRIES_MAX = 2_000_000  # of one list
 _FEATURES_MAX = 64
 _TEXT_MAX = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ckptpipe.pipeline.errors import (
     ImageCorrupt,
     ImageIncomplete,
     ImageNotFound,
+    ImageReplaced,
     UnsupportedImage,
     UsageError,
 )
@@ -29,6 +31,7 @@ from ckptpipe.pipeline.image.layout import (
 )
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest, digest_of
 from ckptpipe.pipeline.image.records import ChunkRecord
+from ckptpipe.pyx.checksum import crc32c_combine, crc32c_zeros
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import ObjectNotFound, StorageError
 
@@ -47,6 +50,9 @@ class Extent:
         return self.offset + self.nbytes
 
 
+OPEN_TRIES = 3  # of an image that is being replaced while it is opened
+
+
 class ImageReader:
     """Made by `open_image`."""
 
@@ -62,6 +68,39 @@ class ImageReader:
 
     def object_name(self, position: int) -> str:
         return self.manifest.objects[position].name
+
+    async def require_current(self) -> None:
+        """ImageReplaced where another image, or none, is at the URL by now: what is missing is not damage."""
+        try:
+            stored = await self.backend.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
+        except ObjectNotFound:
+            stored = b""
+        if digest_of(stored) != self.digest:
+            raise ImageReplaced(
+                f"{self.url} was {'replaced' if stored else 'deleted'} while it was read",
+                cure="run it again" if stored else "",
+            )
+
+    def check_object_checksums(self) -> None:
+        """ImageCorrupt where an object's checksum in the manifest is not that of its chunks and their padding.
+
+        Reads the index alone: the chunks themselves are verified as they are read.
+        """
+        _, objects = self.index.by_object(None, len(self.manifest.objects))
+        for entry, rows in zip(self.manifest.objects, objects, strict=True):
+            end = crc = 0
+            for row in rows:
+                if row.offset != end:
+                    break  # a part that no chunk covers: its bytes are nobody's
+                size = padded(row.stored_bytes)
+                stored = crc32c_zeros(size - row.stored_bytes, row.stored_crc32c)
+                crc, end = crc32c_combine(crc, stored, size), end + size
+            if end == entry.bytes and crc != entry.crc32c:
+                raise ImageCorrupt(
+                    f"{self.url}: the data object {entry.name} has the checksum {crc:08x} by its chunks, "
+                    f"the manifest says {entry.crc32c:08x}",
+                    cure="restore from another copy of the image",
+                )
 
     def select(self, streams: Sequence[str] | None) -> list[int]:
         """Positions of the named streams, of all where ``streams`` is None."""
@@ -147,9 +186,29 @@ async def read_manifest(backend: Backend) -> tuple[Manifest, str]:
 
 
 async def open_image(backend: Backend, *, expect_digest: str = "") -> ImageReader:
-    """Read and check manifest and index, and that every object is there in full."""
+    """Read and check manifest and index, and that every object is there in full.
+
+    What is missing because the image was replaced in that moment is no damage: the new one is opened then.
+    """
+    wanted = _normal(expect_digest) if expect_digest else ""
+    for left in reversed(range(OPEN_TRIES)):
+        manifest, digest = await _manifest_of_image(backend)
+        if wanted not in ("", digest):
+            raise DigestMismatch(
+                f"{backend.url} has the digest {digest}, not {wanted}",
+                cure="this is another image, or its manifest was changed",
+            )
+        try:
+            return await _open(backend, manifest, digest)
+        except (ImageIncomplete, ObjectNotFound):
+            if not left or (await _manifest_of_image(backend))[1] == digest:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+async def _manifest_of_image(backend: Backend) -> tuple[Manifest, str]:
     try:
-        manifest, digest = await read_manifest(backend)
+        return await read_manifest(backend)
     except ImageNotFound as error:
         if any([parse_object_name(info.name) is not None async for info in backend.list()]):
             raise ImageIncomplete(
@@ -157,11 +216,9 @@ async def open_image(backend: Backend, *, expect_digest: str = "") -> ImageReade
                 cure="save again; what a crashed save left is removed by: ckptpipe gc URL",
             ) from error
         raise
-    if expect_digest and digest != _normal(expect_digest):
-        raise DigestMismatch(
-            f"{backend.url} has the digest {digest}, not {_normal(expect_digest)}",
-            cure="this is another image, or its manifest was changed",
-        )
+
+
+async def _open(backend: Backend, manifest: Manifest, digest: str) -> ImageReader:
     sizes = {info.name: info.size async for info in backend.list()}
     _check_index_size(backend, manifest, sizes)
     stored = await backend.read_bytes(manifest.index.name, limit=manifest.index.bytes)
@@ -228,5 +285,10 @@ async def _check_stripes(backend: Backend, manifest: Manifest, sizes: Mapping[st
 
 
 def _normal(digest: str) -> str:
-    digest = digest.strip().lower()
-    return digest if ":" in digest else f"sha256:{digest}"
+    wanted = digest.strip().lower().removeprefix("sha256:")
+    if not re.fullmatch("[0-9a-f]{64}", wanted):
+        raise UsageError(
+            f"{digest[:100]!r} is no digest",
+            cure="give sha256: and 64 hexadecimal digits, as a save prints them",
+        )
+    return f"sha256:{wanted}"

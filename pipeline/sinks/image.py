@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import socket
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,6 +12,7 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageExists, UnsupportedImage, UsageError
 from ckptpipe.pipeline.image.entries import IndexEntry, ObjectEntry, StreamEntry, Totals, Writer, chunk_count
+from ckptpipe.pipeline.image.holder import lease_facts
 from ckptpipe.pipeline.image.index_builder import EncodedIndex, IndexBuilder
 from ckptpipe.pipeline.image.index_limits import INDEX_RAW_MAX
 from ckptpipe.pipeline.image.layout import (
@@ -162,14 +160,7 @@ class ImageSink(Sink):
             await self._refresh_lease()
 
     async def _refresh_lease(self) -> None:
-        facts = {
-            "save_id": self.save_id,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "started": round(self._started, 3),
-            "refreshed": round(time.time(), 3),
-        }
-        await self._image.put_atomic(lease_name(self.save_id), _json(facts))
+        await self._image.put_atomic(lease_name(self.save_id), lease_facts(self.save_id, self._started))
 
     async def commit(self) -> None:
         stored = await asyncio.to_thread(self._manifest)
@@ -321,7 +312,3 @@ def _codec_facts(choice: CodecChoice) -> dict[str, object]:
     if choice.level is not None:
         facts["level"] = choice.level
     return facts
-
-
-def _json(facts: Mapping[str, object]) -> bytes:
-    return json.dumps(facts, sort_keys=True).encode() + b"\n"

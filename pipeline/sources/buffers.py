@@ -32,6 +32,11 @@ class BuffersSource(Source):
 
     def __init__(self, buffers: Mapping[str, Any]) -> None:
         self._buffers = dict(buffers)
+        if not self._buffers:
+            raise UsageError("no buffer to save", cure='pass at least one: {"name": buffer}')
+        for name in self._buffers:
+            if not isinstance(name, str):
+                raise UsageError(f"{name!r} cannot name a buffer", cure="name buffers by texts")
         self._leases: list[Lease] = []
         self.streams = []
         self.tree = []

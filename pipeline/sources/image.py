@@ -105,6 +105,7 @@ class ImageSource(Source):
             try:
                 await self.reader.backend.read_into(name, extent.offset, extent.nbytes, slot)
             except (ObjectNotFound, ObjectTruncated) as error:
+                await self.reader.require_current()
                 raise ImageIncomplete(
                     f"{self.reader.url}: {self._where(extent.rows[0])} cannot be read: {error.message}"
                 ) from error
