@@ -70,6 +70,11 @@ def _paths_or_pid(
     help="With --pid: a snapshot, the process goes on (running, the default); or its GPUs are free then.",
 )
 @click.option(
+    "--evict",
+    is_flag=True,
+    help="With --pid, of a program that ckptpipe launch started: leave it checkpointed, and free its host image too.",
+)
+@click.option(
     "--capture",
     type=click.Choice(["auto", "custom-storage", "launch", "driver-image"]),
     help="With --pid: how its GPU memory is taken (default: the fastest that works; see ckptpipe doctor).",
@@ -96,6 +101,7 @@ def save(
     overwrite: bool,
     stdin_name: str,
     leave: str | None,
+    evict: bool,
     capture: str | None,
     lock_timeout: float | None,
     detach: bool,
@@ -119,6 +125,7 @@ def save(
         refuse_without_pid(
             {
                 "--leave": leave,
+                "--evict": evict,
                 "--capture": capture,
                 "--lock-timeout": lock_timeout is not None,
                 "--detach": detach,
@@ -136,6 +143,8 @@ def save(
         *(SinkSpec(url, policy="best-effort", options=backend.options(url)) for url in best_effort),
     ]
     backend.check_used([*to, *best_effort])
+    if evict and leave == "running":
+        raise click.UsageError("--evict leaves the process checkpointed, not running")
     if pids:
         from ckptpipe.pipeline.cli.processes import save_processes
 
@@ -148,7 +157,8 @@ def save(
             name=name or "",
             compress=compress,
             overwrite=overwrite,
-            leave=leave or "running",
+            leave="checkpointed" if evict else leave or "running",
+            evict=evict,
             capture=capture or "auto",
             lock_timeout=30.0 if lock_timeout is None else lock_timeout,
             settings=settings,

@@ -117,6 +117,7 @@ class Controller(ABC):
         compress: str = "none",
         overwrite: bool = False,
         leave: Leave = "running",
+        evict: bool = False,
         capture: Capture = "auto",
         lock_timeout: float = LOCK_TIMEOUT,
         settings: Settings | None = None,
@@ -124,11 +125,12 @@ class Controller(ABC):
     ) -> SaveResult:
         """Save the GPU state of processes as one image, to every URL of ``to``.
 
-        ``leave``: running (a snapshot, they go on) or checkpointed (their GPUs are free afterwards).
+        ``leave``: running (a snapshot, they go on) or checkpointed (their GPUs are free afterwards). ``evict``:
+        checkpointed, and the host memory that the image took up is free as well.
         Raises what `ckptpipe.save` raises, TargetError before a process was touched, CaptureFailed after that.
         """
         request = _save_request(
-            to, name, compress, overwrite, leave, capture, lock_timeout, settings or Settings()
+            to, name, compress, overwrite, leave, evict, capture, lock_timeout, settings or Settings()
         )
         return await self._typed(SaveResult, request, pids, progress)
 
@@ -197,6 +199,7 @@ class Controller(ABC):
         compress: str = "none",
         overwrite: bool = False,
         leave: Leave = "running",
+        evict: bool = False,
         capture: Capture = "auto",
         lock_timeout: float = LOCK_TIMEOUT,
         settings: Settings | None = None,
@@ -204,7 +207,7 @@ class Controller(ABC):
         """Have the controller begin a save that goes on when this process has ended; the job's number. Its outcome
         is in the controller's log. ControllerUnavailable where the work would be done in this process."""
         request = _save_request(
-            to, name, compress, overwrite, leave, capture, lock_timeout, settings or Settings()
+            to, name, compress, overwrite, leave, evict, capture, lock_timeout, settings or Settings()
         )
         with _held(pids) as targets:
             return await self._begin(request, targets)
@@ -252,6 +255,7 @@ def _save_request(
     compress: str,
     overwrite: bool,
     leave: Leave,
+    evict: bool,
     capture: Capture,
     lock_timeout: float,
     settings: Settings,
@@ -262,6 +266,7 @@ def _save_request(
         compress=compress,
         overwrite=overwrite,
         leave=leave,
+        evict=evict,
         capture=capture,
         lock_timeout=lock_timeout,
         settings=settings,

@@ -113,6 +113,7 @@ class DriverActions:
             compress=request.compress,
             overwrite=request.overwrite,
             leave=request.leave,
+            evict=request.evict,
             capture=request.capture,
             lock_timeout=request.lock_timeout,
             on_plan=planned,
@@ -235,14 +236,14 @@ def _advice(state: ProcessState, pid: int, record: CheckpointRecord | None, live
     if busy:
         return "wait for who works on it"
     image = record.images[0] if record is not None and record.images else ""
-    custom = record is not None and record.capture == CUSTOM
+    stored = record is not None and (record.capture == CUSTOM or record.evicted)
     if state in _OPEN_STATES and not lives:
         return (
             "the process that began this has ended, and with it the driver's handle: no other process can complete "
             f"it; end the target (kill {pid}) and start it again"
             + (f", its image is {image}" if image else "")
         )
-    if state is ProcessState.CHECKPOINTED and custom:
+    if state is ProcessState.CHECKPOINTED and stored:
         return f"ckptpipe restore {image or 'URL'} --pid {pid}"
     if state is ProcessState.CHECKPOINTED and image:
         return f"ckptpipe restore {image} --pid {pid}, or ckptpipe recover --pid {pid}"

@@ -67,6 +67,7 @@ class SaveRequest(Request):
     compress: str = "none"
     overwrite: bool = False
     leave: Leave = "running"
+    evict: bool = False
     capture: Capture = "auto"
     lock_timeout: float = LOCK_TIMEOUT
     settings: Settings = field(default_factory=Settings)

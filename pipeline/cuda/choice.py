@@ -29,11 +29,13 @@ class CapturePlan:
     processes: tuple[tuple[int, str], ...]  # pid, name
     gpus: tuple[str, ...]  # UUIDs of those that the processes may use
     why_not: dict[str, str] = field(default_factory=dict)
+    evict: bool = False  # what is left of the image in host memory is given back
 
     def lines(self) -> list[str]:
         who = ", ".join(f"{pid} ({name})" for pid, name in self.processes)
         made = [
-            f"capture {shown(self.capture, self.simulated)} of {who}, CUDA driver {self.driver_version}, left {self.leave}"
+            f"capture {shown(self.capture, self.simulated)} of {who}, CUDA driver {self.driver_version}, "
+            f"left {self.leave}{' and evicted' if self.evict else ''}"
         ]
         made += [f"not {capture}: {reason}" for capture, reason in self.why_not.items()]
         return made
@@ -98,7 +100,9 @@ def candidates(session: ProcessSession, devices: Sequence[Gpu]) -> tuple[Gpu, ..
     return known
 
 
-def choose(driver: CudaDriver, sessions: Sequence[ProcessSession], asked: str, leave: str) -> CapturePlan:
+def choose(
+    driver: CudaDriver, sessions: Sequence[ProcessSession], asked: str, leave: str, *, evict: bool = False
+) -> CapturePlan:
     """The best path that works for all of ``sessions``. CaptureUnavailable where none does, or not ``asked``."""
     if asked not in CAPTURES:
         raise UsageError(f"capture {asked!r} is not known", cure=f"take one of {', '.join(CAPTURES)}")
@@ -135,6 +139,12 @@ def choose(driver: CudaDriver, sessions: Sequence[ProcessSession], asked: str, l
         why_not = {
             capture: reason or f"{taken} is faster" for capture, reason in reasons.items() if capture != taken
         }
+    if evict and taken == DRIVER_IMAGE:
+        raise CaptureUnavailable(
+            f"a driver image cannot be evicted: it stays in the process's own memory ({reasons[LAUNCH] or why_not[LAUNCH]})",
+            pid=sessions[0].pid,
+            cure="start the program with: ckptpipe launch -- PROGRAM…, or leave out --evict",
+        )
     gpus = dict.fromkeys(gpu.uuid for session in sessions for gpu in session.gpus)
     return CapturePlan(
         capture=taken,
@@ -144,6 +154,7 @@ def choose(driver: CudaDriver, sessions: Sequence[ProcessSession], asked: str, l
         processes=tuple((session.pid, session.target.name) for session in sessions),
         gpus=tuple(gpus),
         why_not=why_not,
+        evict=evict,
     )
 
 

@@ -9,6 +9,7 @@ from ckptpipe.pipeline.cuda import open_operations
 from ckptpipe.pipeline.cuda.errors import CaptureFailed, TargetGone
 from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
+from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -41,8 +42,10 @@ async def _settle(
             state = await session.bring_back(restore=restore)
             if was_touched and state is not ProcessState.RUNNING and session.target.alive:
                 stuck = {session.pid: state, **stuck}
-                sentences.insert(0, _sentence(session, state, images))
-                cures.insert(0, _cure(session, state, images))
+                bad = session.evicted and isinstance(error, ImageCorrupt | ImageIncomplete)
+                whole = () if bad else images
+                sentences.insert(0, _sentence(session, state, whole))
+                cures.insert(0, _cure(session, state, whole))
             if was_touched and state is ProcessState.RUNNING:
                 error.add_note(f"{session} is RUNNING again")
             for note in session.notes:
@@ -91,6 +94,9 @@ def _cure(session: ProcessSession, state: ProcessState | None, images: Sequence[
         custom = session.record is not None and session.record.capture == CUSTOM
         if custom:
             return f"ckptpipe restore {url} --pid {pid}"
+        if session.evicted and session.record is not None:
+            copies = ", ".join(session.record.images)
+            return f"restore it, from another copy of the image where this one is bad: ckptpipe restore URL --pid {pid} ({copies})"
         return f"free GPU memory where that was the reason, then: ckptpipe recover --pid {pid}"
     if state is ProcessState.LOCKED:
         return f"ckptpipe recover --pid {pid}"

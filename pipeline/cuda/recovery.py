@@ -9,26 +9,28 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckptpipe.pipeline import build, operations
 from ckptpipe.pipeline.context import GraphContext, graph_context
-from ckptpipe.pipeline.cuda import open_operations
+from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import require_checkpoints
 from ckptpipe.pipeline.cuda.custom_storage import CustomStorage
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
 from ckptpipe.pipeline.cuda.errors import CaptureFailed, CheckpointMismatch
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.outcome import settle_failure
-from ckptpipe.pipeline.cuda.process_facts import check_same, saved_processes
+from ckptpipe.pipeline.cuda.process_facts import SavedProcess, check_same, saved_processes
 from ckptpipe.pipeline.cuda.put_back import put_back
 from ckptpipe.pipeline.cuda.records import CheckpointRecord, busy_with, holder_lives, read_record
 from ckptpipe.pipeline.cuda.save import Options, complete_all, finish, image_in, restore_all
 from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import Target, while_alive
-from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete, UsageError
+from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import SaveResult
 from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.sources.device import DeviceSource
 from ckptpipe.pipeline.spec import GraphSpec, SourceSpec
+from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.shielded import shielded
 
 if TYPE_CHECKING:
@@ -238,6 +240,8 @@ class _Steps:
         if state is ProcessState.LOCKED:
             await shielded(session.unlock())
             return ["unlocked it"]
+        if state is ProcessState.CHECKPOINTED and record is not None and record.evicted:
+            return [f"restored it from {await self._from_evicted()}"]
         if state is ProcessState.CHECKPOINTED and (record is None or record.capture != CUSTOM):
             await shielded(restore_all([session]))
             return ["restored it from its own memory"]
@@ -262,20 +266,44 @@ class _Steps:
             cure += f"; what was saved of it is at {record.images[0]}"
         return CaptureFailed(f"{session} is {state.name}: {reason}", states={session.pid: state}, cure=cure)
 
+    async def _from_evicted(self) -> str:
+        """Fill the pool from the first image that can be read, and restore from it; the image's URL."""
+        session = self._session
+        assert session.record is not None
+        images = session.record.images
+        for left, url in zip(reversed(range(len(images))), images, strict=True):
+            try:
+                async with image_in(self._context, url, self._options) as reader:
+                    self._fits(reader)
+                    filled = eviction.refill([session], reader, self._context, self._progress)
+                    await while_alive([session.target], filled)
+                await shielded(restore_all([session]))
+                return url
+            except (StorageError, ImageCorrupt, ImageIncomplete) as error:
+                if not left:
+                    raise
+                session.notes.append(f"taken from the next image, since {url} is not whole: {error.message}")
+        raise self._stuck(ProcessState.CHECKPOINTED, "it was evicted, and no image is named")
+
+    def _fits(self, reader: ImageReader) -> SavedProcess:
+        """CheckpointMismatch unless the image is of the present checkpoint."""
+        session = self._session
+        if reader.manifest.chunk_bytes != self._context.chunk_bytes:
+            self._context.take_chunk_bytes(reader.manifest.chunk_bytes)
+        process = next(
+            (each for each in saved_processes(reader.manifest, reader.url) if each.pid == session.pid), None
+        )
+        if process is None:
+            raise CheckpointMismatch(f"{reader.url} is not an image of {session}")
+        check_same(process, session)
+        session.k = process.k
+        return process
+
     async def _from_image(self) -> None:
         session = self._session
         assert session.record is not None
         async with image_in(self._context, session.record.images[0], self._options) as reader:
-            if reader.manifest.chunk_bytes != self._context.chunk_bytes:
-                self._context.take_chunk_bytes(reader.manifest.chunk_bytes)
-            process = next(
-                (each for each in saved_processes(reader.manifest, reader.url) if each.pid == session.pid),
-                None,
-            )
-            if process is None:
-                raise CheckpointMismatch(f"{reader.url} is not an image of {session}")
-            check_same(process, session)
-            session.k = process.k
+            process = self._fits(reader)
             uuids = {gpu.uuid for gpu in process.gpus} | {each.gpu.uuid for each in session.memory}
             gpus = tuple(gpu for gpu in await self._cuda.devices() if gpu.uuid in uuids)
             await session.retain(gpus)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 from ckptpipe.pipeline import operations
 from ckptpipe.pipeline.context import GraphContext, Meter
-from ckptpipe.pipeline.cuda import open_operations
+from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import candidates, require_checkpoints, shown
 from ckptpipe.pipeline.cuda.device_map import check_free_memory, parse_device_map, plan_gpus
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
@@ -73,7 +73,7 @@ async def restore_processes(
             if saved[0].capture == CUSTOM:
                 counts = await _from_custom_storage(cuda, context, sessions, saved, reader, mapped, progress)
             else:
-                counts = await _from_driver_image(cuda, context, sessions, saved, reader, mapped)
+                counts = await _from_driver_image(cuda, context, sessions, saved, reader, mapped, progress)
         except BaseException as error:
             failure = await settle_failure(sessions, error, restore=False, images=(reader.url,))
             raise failure from failure.__cause__
@@ -155,20 +155,31 @@ async def _from_driver_image(
     saved: Sequence[SavedProcess],
     reader: ImageReader,
     mapped: Mapping[str, str],
+    progress: ProgressCallback | None,
 ) -> Counts:
-    """The image is in each process's own memory still: compare it, then let the driver restore from it."""
+    """The image is in each process's own memory or pool still: compare it, bring back what was evicted of it, then
+    let the driver restore from it."""
     _, pairs = await plan_gpus(cuda, saved, mapped)
     devices = await cuda.devices()
     for session in sessions:
         session.gpus = candidates(session, devices)
-        if session.pooled:
+        if session.evicted:
+            await eviction.reached(session)
+        elif session.pooled:
             await session.find_pool()
         assert session.record is not None
         if session.pool is None or len(session.record.mappings) > len(session.pooled):
             session.target.require_readable()
-    counts = await while_alive(
-        [session.target for session in sessions], verify_live_image(sessions, reader, context)
-    )
+    targets = [session.target for session in sessions]
+    counts = await while_alive(targets, verify_live_image(sessions, reader, context))
+    if evicted := [session for session in sessions if session.evicted]:
+        for session in evicted:
+            session.touched = True
+        arrived = await while_alive(targets, eviction.refill(evicted, reader, context, progress))
+        counts.chunks += arrived.chunks
+        counts.zero_chunks += arrived.zero_chunks
+        counts.decoded += arrived.decoded
+        counts.stored_bytes += arrived.stored_bytes
     for session in sessions:
         session.start_pause()
     await shielded(restore_all(sessions, pairs))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from ckptpipe.pipeline import build, operations
 from ckptpipe.pipeline.context import GraphContext, graph_context
-from ckptpipe.pipeline.cuda import open_operations
+from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import CapturePlan, PlanCallback, choose, prepare_targets
 from ckptpipe.pipeline.cuda.custom_storage import CustomStorage
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
@@ -46,6 +46,7 @@ async def save_processes(
     compress: str = "none",
     overwrite: bool = False,
     leave: str = "running",
+    evict: bool = False,
     capture: str = "auto",
     lock_timeout: float = LOCK_TIMEOUT,
     on_plan: PlanCallback | None = None,
@@ -55,6 +56,7 @@ async def save_processes(
 ) -> SaveResult:
     """Save the GPU state of live processes as one image at every URL of ``to``. See `operations.save`."""
     pids = checked_pids(pids)
+    leave = "checkpointed" if evict else leave
     if not 0 < lock_timeout < 1 << 20:
         raise UsageError(
             f"a lock time-out of {lock_timeout} s is not possible", cure="take seconds, such as 30"
@@ -72,7 +74,7 @@ async def save_processes(
             for k, pid in enumerate(pids):
                 sessions.append(await open_operations.open_session(cuda, pid, k))
             await prepare_targets(cuda, sessions)
-            plan = choose(cuda, sessions, capture, leave)
+            plan = choose(cuda, sessions, capture, leave, evict=evict)
             _check_sinks(plan, sinks)
             if on_plan is not None:
                 on_plan(plan)
@@ -92,7 +94,7 @@ async def save_processes(
             failure = await settle_failure(sessions, error, restore=capture_undoable(sessions))
             raise failure from failure.__cause__
         result.facts.notes[:0] = plan.lines()
-        await shielded(finish(cuda, context, links, sessions, spec, result, leave, started))
+        await shielded(finish(cuda, context, links, sessions, spec, result, leave, started, evict=evict))
     result.facts.notes.extend(links.problems)
     return result
 
@@ -157,6 +159,7 @@ async def finish(
     started: float,
     *,
     close: bool = True,
+    evict: bool = False,
 ) -> None:
     """Every byte is durable: bring the processes to their end state."""
     kept = [
@@ -183,6 +186,8 @@ async def finish(
         else:
             for session in sessions:
                 await session.note("checkpointed", images=images)
+            for session in sessions if evict else ():
+                await eviction.evict(session)
     except BaseException as error:
         if not close:
             raise

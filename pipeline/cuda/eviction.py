@@ -1,0 +1,121 @@
+"""Evicting the image of a checkpointed, launched process from its pool, and filling the pool again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.cuda.errors import TargetError
+from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool
+from ckptpipe.pipeline.cuda.live_image import live_mappings
+from ckptpipe.pipeline.cuda.session import ProcessSession
+from ckptpipe.pipeline.errors import ImageCorrupt
+from ckptpipe.pipeline.graph import Graph
+from ckptpipe.pipeline.image.reader import ImageReader
+from ckptpipe.pipeline.progress import ProgressCallback
+from ckptpipe.pipeline.sinks.pool import PoolRange, PoolSink
+from ckptpipe.pipeline.sources.image import Counts, ImageSource
+from ckptpipe.storage_backends.shielded import in_thread, shielded
+
+TRIES = 2  # a chunk that was bad once is read again before the restore is given up
+
+
+async def evict(session: ProcessSession) -> None:
+    """Give the pages of its image back to the system. The image must be durable, and the record name where.
+
+    The record says so before it happens, so that nobody ever takes what a hole reads as for the image.
+    """
+    record = session.record
+    assert record is not None and record.images, "only what is stored elsewhere may go"
+    if not session.pooled:
+        session.notes.append(f"{session}: nothing was evicted, since none of its image lies in a pool")
+        return
+    if len(record.mappings) > len(record.pool):
+        kept = sum(nbytes for _, nbytes in record.mappings[len(record.pool) :])
+        session.notes.append(f"{session}: {kept} bytes of its image stay in memory of its own")
+    pool = await reached(session)
+    await pool.drained()
+    await session.note("checkpointed", evicted=True)
+    freed = await in_thread(pool.evict, session.pooled)
+    session.notes.append(f"{session}: evicted, {freed} bytes of its pool were given back")
+
+
+async def reached(session: ProcessSession) -> LaunchedPool:
+    """The pool that the present checkpoint is in. TargetError where it cannot be had any more."""
+    await session.find_pool()
+    if session.pool is None:
+        raise TargetError(
+            f"the pool of {session}, which holds its checkpoint, cannot be had: {session.no_pool}",
+            pid=session.pid,
+            cure="run as the process's user or as root, in its container or outside of all",
+        )
+    session.pool.require(session.pooled)
+    return session.pool
+
+
+async def refill(
+    sessions: Sequence[ProcessSession],
+    reader: ImageReader,
+    context: GraphContext,
+    progress: ProgressCallback | None = None,
+) -> Counts:
+    """Bring what was evicted of ``sessions`` back into their pools, every chunk verified before it lies there.
+
+    When this returns, the driver may be asked to restore. When it raises, it may not: the processes stay
+    CHECKPOINTED and evicted, and what had arrived is given back.
+    """
+    ranges: dict[str, PoolRange] = {}
+    for session in sessions:
+        pool = await reached(session)
+        live_mappings(session, reader)  # are the sizes those of the image?
+        await in_thread(lambda pool=pool: pool.map(writable=True))
+        for number, image in enumerate(session.pooled):
+            ranges[f"proc/{session.k}/driver/{number}"] = PoolRange(pool, image)
+    await context.prepare()
+    try:
+        counts = await _fill(sessions, ranges, reader, context, progress)
+    except BaseException:
+        await shielded(_empty(sessions))
+        raise
+    for session in sessions:
+        assert session.pool is not None
+        session.pool.admit(session.pooled)
+        await session.note("checkpointed", evicted=False)
+    return counts
+
+
+async def _empty(sessions: Sequence[ProcessSession], *, allocate: bool = False) -> None:
+    """Holes, behind closed gates. Where ``allocate``, with memory for what comes."""
+    for session in sessions:
+        if session.pool is None or not session.target.alive:
+            continue
+        await session.pool.drained()
+        await in_thread(session.pool.evict, session.pooled)
+        if allocate:
+            await in_thread(session.pool.allocate, session.pooled)
+
+
+async def _fill(
+    sessions: Sequence[ProcessSession],
+    ranges: dict[str, PoolRange],
+    reader: ImageReader,
+    context: GraphContext,
+    progress: ProgressCallback | None,
+) -> Counts:
+    for left in reversed(range(TRIES)):
+        await _empty(sessions, allocate=True)
+        source = ImageSource(reader, decode=True, streams=list(ranges))
+        await source.open(context)
+        graph = Graph(source, context, phase="restore")
+        graph.add_sink(PoolSink(ranges, context))
+        try:
+            await graph.run(progress)
+            return source.counts
+        except ImageCorrupt as error:
+            if not left:
+                raise
+            context.notes.append(f"read again, since it was bad the first time: {error.message}")
+        finally:
+            await shielded(graph.aclose())
+            await shielded(source.aclose())
+    raise AssertionError("the last try returns or raises")
