@@ -1,0 +1,54 @@
+"""Launched processes through the command line: evicted and brought back, by the controller and without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.controller.machine import SMALL, Machine, machine
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python: pip install 'ckptpipe[gpu]'")
+
+from tests.preload.launched import Launched
+
+
+@pytest.fixture
+def here(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    with machine(workdir) as made:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(made.runtime))
+        yield made
+
+
+@pytest.mark.parametrize("controller", [True, False])
+def test_evicted_and_brought_back(here: Machine, controller: bool) -> None:
+    if controller:
+        here.serve()
+    with Launched(here.world) as it:
+        pid, to = str(it.pid), str(here.images)
+        save = ("save", "--pid", pid, "--to", to, "--capture", "launch", *SMALL)
+        here.run(*save, "--name", "snapshot")
+        it.target.check()
+        told = here.run(*save, "--name", "a", "--evict", "--leave", "running", code=2)
+        assert "--evict leaves the process checkpointed" in told
+        saved = here.json(*save, "--name", "a", "--evict")
+        assert saved["facts"]["capture"] == "launch (simulated)"
+        assert saved["facts"]["processes"][0]["state"] == "CHECKPOINTED"
+        assert any("evicted, " in note for note in saved["facts"]["notes"])
+        (image,) = it.page.images()
+        assert image.gate == "closed" and not any(it.read(image))
+        told = here.run("action", "restore", "--pid", pid, code=1)
+        assert "was evicted" in told and f"ckptpipe restore nvme:{to}/a --pid {pid}" in told
+        if controller:
+            (report,) = here.json("state", "--pid", pid)
+            assert report["advice"] == f"ckptpipe restore nvme:{to}/a --pid {pid}"
+        here.run("restore", f"{to}/a", "--pid", pid, *SMALL)
+        it.target.check()
+        here.run(*save, "--name", "b", "--evict")
+        assert f"{to}/b" in here.run("recover", "--pid", pid)
+        it.target.check()
+
+
+def test_evict_goes_with_pid(here: Machine) -> None:
+    assert "--evict goes with --pid" in here.run("save", "x", "--to", "y", "--evict", code=2)
