@@ -142,6 +142,7 @@ async def restore(
     pid: int | None = None,
     processes: Sequence[int] = (),
     device_map: Mapping[str, str] | None = None,
+    early_start: bool = False,
     device_buffers: Mapping[str, Any] | None = None,
     driver: CudaDriver | None = None,
     where: Where = "auto",
@@ -157,7 +158,9 @@ async def restore(
 
     Or into the live, checkpointed process ``pid`` (``processes``) whose present checkpoint it is, which runs
     again then; ``device_map``: {GPU's old UUID: new UUID}. CheckpointMismatch where image and process do not
-    belong together, CaptureFailed where the process could not be brought back. Or into ``device_buffers``
+    belong together, CaptureFailed where the process could not be brought back. ``early_start``: the driver begins
+    while the rest of an evicted image still arrives; faster, but what then stays bad ends the process, where it
+    would otherwise stay checkpointed. Or into ``device_buffers``
     {stream name: array on a GPU of this process}. ``where``: as for `save`.
     """
     pids = [*([pid] if pid is not None else []), *processes]
@@ -175,8 +178,12 @@ async def restore(
 
         controller = await Controller.running("here" if driver is not None else where, pids)
         if controller is not None:
-            return await controller.restore(url, pids, device_map=device_map, **common)
-        return await restore_processes(url, pids, device_map=device_map, driver=driver, **common)
+            return await controller.restore(
+                url, pids, device_map=device_map, early_start=early_start, **common
+            )
+        return await restore_processes(
+            url, pids, device_map=device_map, early_start=early_start, driver=driver, **common
+        )
     if device_map:
         raise UsageError(
             "a device map is for restoring into a process", cure="give pid= too, or leave it out"

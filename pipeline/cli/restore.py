@@ -46,6 +46,11 @@ def _directory_or_pid(context: click.Context, parameter: click.Parameter, to: st
     metavar="OLD=NEW",
     help="With --pid: the GPU that takes the place of another, by UUID. May be repeated.",
 )
+@click.option(
+    "--early-start",
+    is_flag=True,
+    help="With --pid, evicted: begin while the rest arrives. Faster, but what stays bad then ends the process.",
+)
 @click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream. May be repeated.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option(
@@ -64,6 +69,7 @@ def restore(
     to: str | None,
     pids: tuple[int, ...],
     device_map: tuple[str, ...],
+    early_start: bool,
     streams: tuple[str, ...],
     overwrite: bool,
     expect_digest: str,
@@ -87,7 +93,12 @@ def restore(
         )
     if not pids:
         refuse_without_pid(
-            {"--device-map": device_map, "--socket": controller.socket, "--no-controller": controller.here}
+            {
+                "--device-map": device_map,
+                "--early-start": early_start,
+                "--socket": controller.socket,
+                "--no-controller": controller.here,
+            }
         )
     options = backend.options(url)
     backend.check_used([url])
@@ -100,6 +111,7 @@ def restore(
             url,
             pids,
             device_map=parse_device_map(device_map),
+            early_start=early_start,
             expect_digest=expect_digest,
             options=options,
             settings=settings,

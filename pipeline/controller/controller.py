@@ -140,6 +140,7 @@ class Controller(ABC):
         pids: Pids,
         *,
         device_map: Mapping[str, str] | None = None,
+        early_start: bool = False,
         expect_digest: str = "",
         options: Mapping[str, Any] | None = None,
         settings: Settings | None = None,
@@ -150,6 +151,7 @@ class Controller(ABC):
             url=url,
             options=dict(options or {}),
             device_map=dict(device_map or {}),
+            early_start=early_start,
             expect_digest=expect_digest,
             settings=settings or Settings(),
         )

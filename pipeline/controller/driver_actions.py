@@ -129,6 +129,7 @@ class DriverActions:
             request.url,
             pids,
             device_map=request.device_map,
+            early_start=request.early_start,
             expect_digest=request.expect_digest,
             options=request.options,
             driver=driver,

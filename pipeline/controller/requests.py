@@ -82,6 +82,7 @@ class RestoreRequest(Request):
     url: str
     options: Mapping[str, Any] = field(default_factory=dict)
     device_map: Mapping[str, str] = field(default_factory=dict)
+    early_start: bool = False
     expect_digest: str = ""
     settings: Settings = field(default_factory=Settings)
 

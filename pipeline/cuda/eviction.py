@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.errors import TargetError
@@ -16,6 +17,9 @@ from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.sinks.pool import PoolRange, PoolSink
 from ckptpipe.pipeline.sources.image import Counts, ImageSource
 from ckptpipe.storage_backends.shielded import in_thread, shielded
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.cuda.early_start import Arrivals
 
 TRIES = 2  # a chunk that was bad once is read again before the restore is given up
 
@@ -64,6 +68,20 @@ async def refill(
     When this returns, the driver may be asked to restore. When it raises, it may not: the processes stay
     CHECKPOINTED and evicted, and what had arrived is given back.
     """
+    ranges = await prepared(sessions, reader, context)
+    try:
+        counts = await fill(sessions, ranges, reader, context, progress)
+    except BaseException:
+        await shielded(empty(sessions))
+        raise
+    await admit(sessions)
+    return counts
+
+
+async def prepared(
+    sessions: Sequence[ProcessSession], reader: ImageReader, context: GraphContext
+) -> dict[str, PoolRange]:
+    """Where each stream goes; the pools are mapped, and fit the image. Nothing is touched."""
     ranges: dict[str, PoolRange] = {}
     for session in sessions:
         pool = await reached(session)
@@ -72,19 +90,18 @@ async def refill(
         for number, image in enumerate(session.pooled):
             ranges[f"proc/{session.k}/driver/{number}"] = PoolRange(pool, image)
     await context.prepare()
-    try:
-        counts = await _fill(sessions, ranges, reader, context, progress)
-    except BaseException:
-        await shielded(_empty(sessions))
-        raise
+    return ranges
+
+
+async def admit(sessions: Sequence[ProcessSession]) -> None:
+    """Everything is there, verified: the driver may have all of it."""
     for session in sessions:
         assert session.pool is not None
         session.pool.admit(session.pooled)
         await session.note("checkpointed", evicted=False)
-    return counts
 
 
-async def _empty(sessions: Sequence[ProcessSession], *, allocate: bool = False) -> None:
+async def empty(sessions: Sequence[ProcessSession], *, allocate: bool = False) -> None:
     """Holes, behind closed gates. Where ``allocate``, with memory for what comes."""
     for session in sessions:
         if session.pool is None or not session.target.alive:
@@ -95,19 +112,23 @@ async def _empty(sessions: Sequence[ProcessSession], *, allocate: bool = False) 
             await in_thread(session.pool.allocate, session.pooled)
 
 
-async def _fill(
+async def fill(
     sessions: Sequence[ProcessSession],
     ranges: dict[str, PoolRange],
     reader: ImageReader,
     context: GraphContext,
     progress: ProgressCallback | None,
+    arrivals: Arrivals | None = None,
 ) -> Counts:
+    """Read the streams into ``ranges``, twice where the first try met bad bytes. With ``arrivals``, the pools are
+    empty already, and what has arrived stays."""
     for left in reversed(range(TRIES)):
-        await _empty(sessions, allocate=True)
+        if arrivals is None:
+            await empty(sessions, allocate=True)
         source = ImageSource(reader, decode=True, streams=list(ranges))
         await source.open(context)
         graph = Graph(source, context, phase="restore")
-        graph.add_sink(PoolSink(ranges, context))
+        graph.add_sink(PoolSink(ranges, context, arrivals))
         try:
             await graph.run(progress)
             return source.counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import mmap
 import os
@@ -189,9 +190,21 @@ class LaunchedPool:
                 self._fallocate(_KEEP_SIZE, image)
 
     def admit(self, images: Sequence[PooledImage]) -> None:
-        """The images are whole and verified: the driver may read them."""
+        """The images are whole and verified: the driver may read them. It may have done so, where it began early."""
         for image in images:
-            self.page.open_gate(image.slot, image.generation)
+            with contextlib.suppress(LookupError):
+                self.page.open_gate(image.slot, image.generation)
+
+    def release(self, image: PooledImage, ready: int) -> None:
+        """So many bytes of ``image`` are there, verified. A driver that wanted no more has given it back."""
+        with contextlib.suppress(LookupError):
+            self.page.release(image.slot, image.generation, ready)
+
+    def fail(self, images: Sequence[PooledImage], why: str) -> None:
+        """What of ``images`` is not released never comes: a driver that waits for it ends its process."""
+        for image in images:
+            with contextlib.suppress(LookupError):
+                self.page.fail_gate(image.slot, image.generation, why)
 
     def _fallocate(self, mode: int, image: PooledImage) -> None:
         length = min(-(-image.nbytes // PIECE) * PIECE, self.nbytes - image.offset)

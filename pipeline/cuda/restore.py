@@ -12,6 +12,7 @@ from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import candidates, require_checkpoints, shown
 from ckptpipe.pipeline.cuda.device_map import check_free_memory, parse_device_map, plan_gpus
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
+from ckptpipe.pipeline.cuda.early_start import restore_early
 from ckptpipe.pipeline.cuda.errors import TargetError
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.live_image import verify_live_image
@@ -40,6 +41,7 @@ async def restore_processes(
     pids: Sequence[int],
     *,
     device_map: Mapping[str, str] | None = None,
+    early_start: bool = False,
     expect_digest: str = "",
     options: Options | None = None,
     driver: CudaDriver | None = None,
@@ -73,7 +75,9 @@ async def restore_processes(
             if saved[0].capture == CUSTOM:
                 counts = await _from_custom_storage(cuda, context, sessions, saved, reader, mapped, progress)
             else:
-                counts = await _from_driver_image(cuda, context, sessions, saved, reader, mapped, progress)
+                counts = await _from_driver_image(
+                    cuda, context, sessions, saved, reader, mapped, early_start, progress
+                )
         except BaseException as error:
             failure = await settle_failure(sessions, error, restore=False, images=(reader.url,))
             raise failure from failure.__cause__
@@ -155,6 +159,7 @@ async def _from_driver_image(
     saved: Sequence[SavedProcess],
     reader: ImageReader,
     mapped: Mapping[str, str],
+    early_start: bool,
     progress: ProgressCallback | None,
 ) -> Counts:
     """The image is in each process's own memory or pool still: compare it, bring back what was evicted of it, then
@@ -175,12 +180,22 @@ async def _from_driver_image(
     if evicted := [session for session in sessions if session.evicted]:
         for session in evicted:
             session.touched = True
+        if early_start and len(evicted) == len(sessions):
+            for session in sessions:
+                session.start_pause()
+            arrived = await shielded(restore_early(sessions, pairs, reader, context, progress))
+            return _together(counts, arrived)
         arrived = await while_alive(targets, eviction.refill(evicted, reader, context, progress))
-        counts.chunks += arrived.chunks
-        counts.zero_chunks += arrived.zero_chunks
-        counts.decoded += arrived.decoded
-        counts.stored_bytes += arrived.stored_bytes
+        counts = _together(counts, arrived)
     for session in sessions:
         session.start_pause()
     await shielded(restore_all(sessions, pairs))
     return counts
+
+
+def _together(compared: Counts, arrived: Counts) -> Counts:
+    compared.chunks += arrived.chunks
+    compared.zero_chunks += arrived.zero_chunks
+    compared.decoded += arrived.decoded
+    compared.stored_bytes += arrived.stored_bytes
+    return compared

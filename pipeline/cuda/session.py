@@ -277,9 +277,10 @@ class ProcessSession:
 
     # -- steps of a restore ------------------------------------------------------------------------------
 
-    async def restore(self, pairs: dict[str, str] | None = None) -> None:
-        """CHECKPOINTED -> LOCKED, from the target's own memory. Never from a pool that was evicted."""
-        if self.record is not None and self.record.evicted:
+    async def restore(self, pairs: dict[str, str] | None = None, *, early: bool = False) -> None:
+        """CHECKPOINTED -> LOCKED, from the target's own memory. Never from a pool that was evicted,
+        unless it waits there for what arrives (``early``)."""
+        if self.record is not None and self.record.evicted and not early:
             where = self.record.images[0] if self.record.images else "URL"
             raise TargetError(
                 f"the memory of {self} was evicted: it is in an image, not in its pool",

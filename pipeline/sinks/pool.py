@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool, PooledImage
@@ -13,6 +14,9 @@ from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source, in_parallel
 from ckptpipe.pipeline.sources.image import ImageSource
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.cuda.early_start import Arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,11 @@ class PoolSink(Sink):
     name = "pool"
     url = "pool"
 
-    def __init__(self, ranges: Mapping[str, PoolRange], context: GraphContext) -> None:
+    def __init__(
+        self, ranges: Mapping[str, PoolRange], context: GraphContext, arrivals: Arrivals | None = None
+    ) -> None:
+        """``arrivals``: hears of every chunk, and knows those that are there already."""
+        self._arrivals = arrivals
         self._by_stream = dict(ranges)
         self._context = context
         self._ranges: list[PoolRange] = []
@@ -52,14 +60,17 @@ class PoolSink(Sink):
         async def write() -> None:
             while (chunk := await edge.get()) is not None:
                 try:
-                    if chunk.lease is not None:
-                        to = self._ranges[chunk.stream]
+                    to = self._ranges[chunk.stream]
+                    arrived = self._arrivals is not None and self._arrivals.has(to, chunk.number)
+                    if chunk.lease is not None and not arrived:
                         at = to.image.offset + chunk.number * self._context.chunk_bytes
                         with to.pool.lend(at, chunk.raw_bytes, writable=True) as lent:
                             found = (await workers.copy(lent, chunk.lease, chunk.raw_bytes)).crc32c
                         if found != chunk.raw_crc32c:
                             assert isinstance(self._source, ImageSource), "a pool is filled from an image"
                             raise self._source.refuse(chunk.stream, chunk.number, found)
+                    if self._arrivals is not None:
+                        self._arrivals.add(to, chunk.number)
                     self.done_bytes += chunk.raw_bytes
                 finally:
                     chunk.release()

@@ -48,6 +48,9 @@ def test_evicted_and_brought_back(here: Machine, controller: bool) -> None:
         here.run(*save, "--name", "b", "--evict")
         assert f"{to}/b" in here.run("recover", "--pid", pid)
         it.target.check()
+        here.run(*save, "--name", "c", "--evict")
+        here.run("restore", f"{to}/c", "--pid", pid, "--early-start", *SMALL)
+        it.target.check()
 
 
 def test_evict_goes_with_pid(here: Machine) -> None:
