@@ -29,7 +29,7 @@ cdef extern from "copy.h" nogil:
     int ck_copy_select(const char* name)
     const char* ck_copy_name()
 
-cdef Py_ssize_t INLINE_BYTES = 32 << 10  # at and below this a thread's wake-up costs more than the work
+cdef Py_ssize_t INLINE_BYTES = 128 << 10  # at and below this a thread's wake-up costs more than the work
 cdef int MAX_THREADS = 256
 cdef int live = 0
 
@@ -73,7 +73,7 @@ cdef class WorkerPool:
     """Threads that copy, test for zeros and checksum; made inside the running loop that it reports to.
 
     Each method queues one job and returns a future of that loop; the job holds its ranges until it has run,
-    also when the future is cancelled. Ranges of at most 32 KiB are done at once, on the loop's thread. A
+    also when the future is cancelled. Ranges of at most 128 KiB are done at once, on the loop's thread. A
     large range is cut over the threads that are idle.
 
     ``threads``: 0 for one a usable CPU. ``cpus``: pin the threads to these in turn.

@@ -10,6 +10,7 @@ from ckptpipe.pipeline.cuda.errors import CaptureFailed, TargetGone
 from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete
+from ckptpipe.pyx.cuda import CudaError
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -28,6 +29,8 @@ async def settle_failure(
 async def _settle(
     sessions: Sequence[ProcessSession], error: BaseException, restore: bool, images: Sequence[str]
 ) -> BaseException:
+    if isinstance(error, CudaError):
+        await asyncio.gather(*(session.target.end() for session in sessions))
     dead = [session for session in sessions if not session.target.alive]
     if dead and not isinstance(error, TargetGone | asyncio.CancelledError):
         gone = TargetGone(f"{' and '.join(map(str, dead))} ended in the middle", pid=dead[0].pid)

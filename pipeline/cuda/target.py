@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckptpipe.pipeline.cuda.errors import TargetError, TargetGone
+from ckptpipe.pyx.cuda import CudaError
 
 T = TypeVar("T")
 
 ROOT = Path("/")
+DEATH_GRACE = 0.3  # seconds
 _FIRST_MIG_CAPABILITY = (
     3  # /dev/nvidia-caps: 1 and 2 are MIG's configuration and monitoring, the rest instances
 )
@@ -106,6 +108,12 @@ class Target:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+    async def end(self) -> bool:
+        """Whether it ends within `DEATH_GRACE`: the driver can answer an error before a killed process is dead."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(await asyncio.to_thread(poll.poll, DEATH_GRACE * 1000))
 
     @property
     def alive(self) -> bool:
@@ -234,6 +242,8 @@ async def while_alive(targets: Sequence[Target], work: Coroutine[Any, Any, T]) -
     finally:
         ended()
     failure = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if isinstance(failure, CudaError):
+        await asyncio.gather(*(target.end() for target in targets))
     dead = [target for target in targets if not target.alive]
     if failure is not None and dead and not cancelled and not isinstance(failure, TargetGone):
         raise TargetGone(f"{' and '.join(map(str, dead))} ended in the middle", pid=dead[0].pid) from (

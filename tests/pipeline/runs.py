@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ckptpipe.pipeline.context import GraphContext, graph_context
+from ckptpipe.pipeline.image.layout import parse_object_name
 from ckptpipe.pipeline.loop import new_event_loop
 from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.sinks import image
@@ -76,3 +77,10 @@ def break_sink(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Faults], Fault
         return faults
 
     return plan
+
+
+def saves_at(image: Path) -> int:
+    """How many saves have left objects in an image's directory: one, where nothing of another one is left."""
+    parsed = [parse_object_name(path.name) for path in image.iterdir()]
+    assert None not in parsed
+    return len({name.save_id for name in parsed if name is not None and name.save_id})
