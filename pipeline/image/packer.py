@@ -54,7 +54,11 @@ class Packer:
         index: IndexBuilder,
         workers: WorkerPool,
         make_ring: Callable[[int, int], StagingRing],
+        *,
+        expected_bytes: int = 0,
     ) -> None:
+        """``expected_bytes``: of all objects together, so that no more space is reserved than is written; 0 where
+        that is not known."""
         self.objects: list[DataObject] = []
         self.stored_bytes = 0
         self._backend = backend
@@ -70,6 +74,7 @@ class Packer:
         lanes = max(1, backend.capabilities.lanes)
         self._lanes: list[DataObject | None] = [None] * lanes
         self._numbers = [0] * lanes
+        self._size_hint = min(-(-expected_bytes // lanes), backend.capabilities.max_object_bytes)
         self._turn = 0
 
     async def add(self, chunk: Chunk) -> None:
@@ -150,7 +155,7 @@ class Packer:
     async def _start(self, lane: int) -> DataObject:
         number = self._numbers[lane]
         name = data_name(self._save_id, lane, number)
-        writer = await self._backend.create(name, lane=lane)
+        writer = await self._backend.create(name, lane=lane, size_hint=self._size_hint if number == 0 else 0)
         self._numbers[lane] += 1
         target = DataObject(name, lane, number, len(self.objects), writer)
         self.objects.append(target)

@@ -138,7 +138,12 @@ class ImageSink(Sink):
             await self._image.put_atomic(stripe_name(self.save_id, stripe), marker, lane=stripe)
         self._index = IndexBuilder(self._context.chunk_bytes)
         self._packer = Packer(
-            self._image, self.save_id, self._index, self._context.workers, self._context.make_ring
+            self._image,
+            self.save_id,
+            self._index,
+            self._context.workers,
+            self._context.make_ring,
+            expected_bytes=self._need_bytes(source),
         )
 
     async def run(self, edge: Edge) -> None:
