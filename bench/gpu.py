@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ REPEAT = 3
 RING = Settings(ring_bytes=256 << 20)
 
 Row = tuple[str, float, str, float, float, str]
+Ask = Callable[[str], str]
 
 
 def rate(nbytes: int, seconds: float) -> float:
@@ -312,10 +313,10 @@ def memcpy_rate() -> float:
 
 
 @contextmanager
-def target(gib: float, count: int = 1) -> Iterator[tuple[int, Callable[[str], str]]]:
+def target(gib: float, count: int = 1, launched_by: Sequence[str] = ()) -> Iterator[tuple[int, Ask]]:
     """A process of `bench.gpu_target`: its pid, and a way to ask it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.gpu_target", str(gib), str(count)],
+        [*launched_by, sys.executable, "-m", "bench.gpu_target", str(gib), str(count)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

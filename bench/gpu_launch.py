@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bench.gpu import gpu_name
+from bench.gpu import Ask, gpu_name, target
 from bench.report import Answer, Table
 from ckptpipe.pipeline.launch.handover import Handover
 from ckptpipe.pyx.control_page import ControlPage, PoolState
@@ -28,8 +27,6 @@ GIB = 1 << 30
 LAUNCH = (sys.executable, "-c", "from ckptpipe.pipeline.cli import main; main()", "launch")
 LOCK_MS = 20_000
 WARM_SECONDS = 120.0
-
-Ask = Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -49,33 +46,6 @@ def variants(gib: float, workers: Sequence[int], pages: Sequence[str]) -> list[V
 def call(answer: tuple[Any, ...]) -> None:
     if int(answer[0]) != 0:
         raise RuntimeError(f"the driver answered {answer[0]}")
-
-
-@contextmanager
-def target(gib: float, variant: Variant) -> Iterator[tuple[int, Ask]]:
-    """A process of `bench.gpu_target`, its pool warm where it has one."""
-    prefix = () if variant.options is None else (*LAUNCH, *variant.options, "--")
-    process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "bench.gpu_target", str(gib), "8"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-
-    def ask(line: str) -> str:
-        stdin.write(line + "\n")
-        stdin.flush()
-        return stdout.readline().strip()
-
-    try:
-        if not stdout.readline().startswith("ready"):
-            raise RuntimeError(f"{variant.label}: the target did not start")
-        yield process.pid, ask
-    finally:
-        process.kill()
-        process.wait()
 
 
 def pool_state(pid: int, *, warm: bool) -> PoolState:
@@ -127,7 +97,8 @@ def measure(sizes: Sequence[float], workers: Sequence[int], pages: Sequence[str]
             gib, workers if gib == min(sizes) else workers[-1:], pages if gib == min(sizes) else ()
         ):
             page, note = None, ""
-            with target(gib, variant) as (pid, ask):
+            prefix = () if variant.options is None else (*LAUNCH, *variant.options, "--")
+            with target(gib, 8, prefix) as (pid, ask):
                 if variant.options is not None:
                     pool_state(pid, warm=True)
                 times = [
