@@ -153,6 +153,7 @@ def test_two_chunks_that_changed_places(image: Path) -> None:
 
 
 def test_an_index_of_another_image(image: Path, workdir: Path) -> None:
+    (workdir / "tree" / "another").write_bytes(b"file")
     run(ckptpipe.save(workdir / "tree", to=workdir / "store", name="j", settings=SMALL))
     shutil.copy(one(workdir / "store" / "j", "index"), one(image, "index"))
     run(refused(image, ImageCorrupt, "index"))

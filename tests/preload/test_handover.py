@@ -180,6 +180,7 @@ def test_nonsense_is_answered_with_an_error(world: SimWorld, driver: ctypes.CDLL
 def test_a_stopped_process_does_not_hang_its_caller(world: SimWorld, driver: ctypes.CDLL) -> None:
     with Launched(world) as it:
         os.kill(it.pid, 19)
+        os.waitid(os.P_PID, it.pid, os.WSTOPPED | os.WNOWAIT)  # its threads stop one after the other
         try:
             with (
                 Handover.connect(it.pid, timeout=0.2) as other,
