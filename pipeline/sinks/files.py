@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -9,7 +10,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptpipe.pipeline.chunk import Chunk
@@ -45,6 +46,9 @@ class _Target:
     chunks: int
     fd: int = -1
     direct: bool = False
+    turn: asyncio.Lock = field(
+        default_factory=asyncio.Lock
+    )  # buffered writers of one inode only spin on its lock
 
 
 class FilesSink(Sink):
@@ -155,7 +159,11 @@ class FilesSink(Sink):
                 # A direct write has whole pages; what is behind the end of the file is cut off at the end.
                 size = padded(nbytes) if target.direct else nbytes
                 with chunk.lease.slice(at, size) as part:
-                    await self._context.io.write(target.fd, part, size, start + at, path)
+                    if target.direct:
+                        await self._context.io.write(target.fd, part, size, start + at, path)
+                        continue
+                    async with target.turn:
+                        await self._context.io.write(target.fd, part, size, start + at, path)
         target.chunks -= 1
         if target.chunks == 0:
             await self._open(target)  # all zeros: not opened so far
