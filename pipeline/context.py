@@ -12,7 +12,7 @@ from dataclasses import replace
 from ckptpipe.pipeline.codecs.pool import CodecPool
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.result import RunFacts
-from ckptpipe.pipeline.settings import CHUNK_MAX, CHUNK_MIN, MIB, Settings
+from ckptpipe.pipeline.settings import CHUNK_MAX, CHUNK_MIN, GPU_SCRATCH_MIN, MIB, Settings
 from ckptpipe.pyx.io_engine import IoEngine, open_engine
 from ckptpipe.pyx.staging import StagingRing
 from ckptpipe.pyx.workers import WorkerPool
@@ -32,6 +32,7 @@ class GraphContext:
         self.io = io
         self.workers = workers
         self.notes: list[str] = []
+        self.gpu_scratch_bytes = 0  # what codecs took of each GPU's memory
         self._rings: list[StagingRing] = []
         self._ring: StagingRing | None = None
         self._codecs: CodecPool | None = None
@@ -110,6 +111,7 @@ class GraphContext:
     def describe(self, facts: RunFacts) -> None:
         facts.ring_bytes = self.all_rings_bytes
         facts.ring_page_bytes = self._ring.page_size if self._ring is not None else 0
+        facts.gpu_scratch_bytes = self.gpu_scratch_bytes
         facts.io_engine = self.io.name
         facts.loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
         if self.io.name != self.io.requested and self.io.why:
@@ -138,6 +140,11 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(
             f"a ring of {settings.ring_bytes} bytes holds fewer than {RING_MIN_SLOTS} chunks of {chunk} bytes",
             cure=f"take a ring of at least {RING_MIN_SLOTS * chunk} bytes, or smaller chunks",
+        )
+    if settings.gpu_scratch_bytes < GPU_SCRATCH_MIN:
+        raise UsageError(
+            f"{settings.gpu_scratch_bytes} bytes of GPU memory are too little for codecs",
+            cure=f"take at least {GPU_SCRATCH_MIN} bytes (--gpu-scratch; default 512MiB)",
         )
 
 

@@ -21,9 +21,11 @@ class Edge:
     receives any more: what is queued is released, senders get `EdgeDropped`.
     """
 
-    __slots__ = ("_capacity", "_dropped", "_ended", "_getters", "_items", "_putters")
+    __slots__ = ("_capacity", "_dropped", "_ended", "_getters", "_items", "_putters", "wants")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, wants: object = None) -> None:
+        """``wants``: the form in which its reader wants chunks, where the source can give several."""
+        self.wants = wants
         self._capacity = capacity
         self._items: deque[Chunk] = deque()
         self._getters: deque[asyncio.Future[None]] = deque()
@@ -77,11 +79,19 @@ class Edge:
 class Outlet:
     """The fan-out of a node: hands each chunk to every edge that still has a receiver, with its own lease."""
 
-    __slots__ = ("_edges", "first_at")
+    __slots__ = ("_edges", "_whole", "first_at")
 
-    def __init__(self, edges: Sequence[Edge]) -> None:
+    def __init__(self, edges: Sequence[Edge], whole: Outlet | None = None) -> None:
         self._edges = list(edges)
+        self._whole = self if whole is None else whole
         self.first_at = 0.0  # `time.perf_counter` at the first chunk, 0 before
+
+    def parts(self) -> dict[object, Outlet]:
+        """This outlet, by what the readers of its edges want."""
+        edges: dict[object, list[Edge]] = {}
+        for edge in self._edges:
+            edges.setdefault(edge.wants, []).append(edge)
+        return {wants: Outlet(alike, self) for wants, alike in edges.items()}
 
     @property
     def dropped(self) -> bool:
@@ -90,8 +100,8 @@ class Outlet:
 
     async def emit(self, chunk: Chunk) -> None:
         """Pass the chunk on; it is the edges' afterwards, also when this raises."""
-        if not self.first_at:
-            self.first_at = time.perf_counter()
+        if not self._whole.first_at:
+            self._whole.first_at = time.perf_counter()
         try:
             for edge in self._edges[:-1]:
                 if edge.dropped:

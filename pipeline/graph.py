@@ -67,14 +67,15 @@ class Graph:
         self._source_done = False
         self._by_name: dict[str, Node] = {}
 
-    def add_stage(self, stage: Stage, reads: str = "") -> Node:
-        return self._add(stage, reads)
+    def add_stage(self, stage: Stage, reads: str = "", *, wants: object = None) -> Node:
+        """``wants``: the form of chunks that the stage takes, where the source can give several."""
+        return self._add(stage, reads, wants)
 
     def add_sink(self, sink: Sink, reads: str = "") -> Node:
         return self._add(sink, reads)
 
-    def _add(self, work: Stage | Sink, reads: str) -> Node:
-        node = Node(work, Edge(EDGE_CHUNKS))
+    def _add(self, work: Stage | Sink, reads: str, wants: object = None) -> Node:
+        node = Node(work, Edge(EDGE_CHUNKS, wants))
         if reads:
             self._by_name[reads].readers.append(node)
         else:

@@ -21,7 +21,7 @@ class SinkResult:
     index_bytes: int = 0
     objects: int = 0
     codec: str = "none"  # as asked: none | zstd:3
-    codec_backend: str = ""  # what ran: cpu | nvcomp-cuda | decompression-engine | "" for none
+    codec_backend: str = ""  # what ran: cpu | nvcomp-cuda | "" for none; with " (simulated)" where it is
     chunks_compressed: int = 0
     chunks_raw: int = 0
     engine: str = ""
@@ -65,6 +65,7 @@ class RunFacts:
     notes: list[str] = field(default_factory=list)
     pause_seconds: float | None = None
     processes: list[ProcessFacts] = field(default_factory=list)
+    gpu_scratch_bytes: int = 0  # memory that codecs took on each GPU
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ class ReadResult:
     streams: int
     chunks: int
     zero_chunks: int
-    codec_backend: str
+    codec_backend: str  # cpu | nvcomp-cuda | decompression-engine | "" for none; of several, with their chunks
     engine: str
     direct: str
     retries: int

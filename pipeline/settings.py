@@ -10,6 +10,9 @@ from ckptpipe.pyx.io_engine import EngineName
 MIB = 1 << 20
 CHUNK_MIN = 4096
 CHUNK_MAX = 64 * MIB
+GPU_SCRATCH_MIN = 16 * MIB
+
+DecompressBackend = Literal["auto", "decompression-engine", "nvcomp-cuda", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +31,5 @@ class Settings:
     huge_pages: Literal["auto", "thp", "hugetlb", "off"] = "auto"
     lock_memory: bool = False
     numa_node: int | None = None
+    gpu_scratch_bytes: int = 512 * MIB  # memory of each GPU that codecs there take, where they are used
+    decompress_backend: DecompressBackend = "auto"  # who decodes on a restore; a forced one is never replaced
