@@ -94,7 +94,7 @@ class ReadResult:
     streams: int
     chunks: int
     zero_chunks: int
-    codec_backend: str  # cpu | nvcomp-cuda | decompression-engine | "" for none; of several, with their chunks
+    codec_backend: str  # cpu | nvcomp-cuda | decompression-engine | ""; several, with their chunks
     engine: str
     direct: str
     retries: int
