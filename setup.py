@@ -85,6 +85,7 @@ def extensions() -> list[Extension]:
                 include_dirs=["pyx/kernels", "pyx/preload"],
                 depends=headers,
                 extra_compile_args=flags,
+                libraries=["m"],
                 extra_link_args=["-pthread"],
                 define_macros=[("_GNU_SOURCE", "1")],
             )
