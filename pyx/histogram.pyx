@@ -16,10 +16,10 @@ cdef extern from "histogram.h" nogil:
 def byte_facts(data, Py_ssize_t piece=1 << 16, Py_ssize_t pieces=4):
     """Entropies, share of zero bytes and share of repeated words of ``data``, from a sample of it.
 
-    At most ``pieces`` pieces of ``piece`` bytes (a multiple of 4, at most 64 KiB) are looked at, spread evenly,
-    each from a multiple of 4096 on; everything where ``data`` is no larger than that. Gives ``(entropies, zeros,
-    repeats, sampled)``. ``entropies`` in bits a byte: of all bytes, of those at even and odd positions, of those
-    at positions 0, 1, 2 and 3 modulo 4. Runs without the GIL.
+    At most ``pieces`` pieces of ``piece`` bytes (a multiple of 4, at most 64 KiB) are looked at, spread
+    evenly, each from a multiple of 4096 on; everything where ``data`` is no larger than that. Gives
+    ``(entropies, zeros, repeats, sampled)``. ``entropies`` in bits a byte: of all bytes, of those at even and
+    odd positions, of those at positions 0, 1, 2 and 3 modulo 4. Runs without the GIL.
     """
     cdef Py_buffer view
     cdef uint32_t counts[CK_PHASES][256]
