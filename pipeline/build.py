@@ -20,6 +20,7 @@ from ckptpipe.pipeline.sources.stdin import StdinSource
 from ckptpipe.pipeline.sources.synthetic import SyntheticSource
 from ckptpipe.pipeline.spec import SOURCE, GraphSpec, SinkSpec, SourceSpec, StageSpec
 from ckptpipe.pipeline.stages.compress import CompressStage
+from ckptpipe.pipeline.stages.encoded import EncodedStage
 from ckptpipe.pipeline.stages.limit import LimitStage
 
 
@@ -84,20 +85,27 @@ def _reading(item: str | os.PathLike[str] | SinkSpec, reads: str) -> SinkSpec:
 
 
 def link(
-    spec: GraphSpec, source: Source, context: GraphContext, *, save_id: str, image_name: str, phase: str
+    spec: GraphSpec,
+    source: Source,
+    context: GraphContext,
+    *,
+    save_id: str,
+    image_name: str,
+    phase: str,
+    taken: Mapping[str, tuple[EncodedStage, object]] | None = None,
 ) -> Graph:
-    """Link the graph of ``spec``. Nothing is opened yet."""
+    """Link the graph of ``spec``. Nothing is opened yet. ``taken``: what `Source.take_stages` gave."""
     if not is_image_name(image_name):
         raise UsageError(
             f"{image_name!r} cannot name an image",
             cure="take letters, digits, '.', '_' and '-', at most 128, the first a letter or digit",
         )
     graph = Graph(source, context, phase=phase)
-    encoders: dict[str, CompressStage | None] = {SOURCE: None}
+    encoders: dict[str, CompressStage | EncodedStage | None] = {SOURCE: None}
     for stage in in_order(spec.stages):
-        made = _make_stage(stage, context)
-        graph.add_stage(made, "" if stage.reads == SOURCE else stage.reads)
-        encoders[stage.name] = made if isinstance(made, CompressStage) else encoders[stage.reads]
+        made, wants = (taken or {}).get(stage.name) or (_make_stage(stage, context), None)
+        graph.add_stage(made, _edge(stage.reads), wants=wants)
+        encoders[stage.name] = made if not isinstance(made, LimitStage) else encoders[stage.reads]
     read = {stage.reads for stage in spec.stages} | {sink.reads for sink in spec.sinks}
     for stage in spec.stages:
         if stage.name not in read:
@@ -146,12 +154,16 @@ def _edge(reads: str) -> str:
     return "" if reads == SOURCE else reads
 
 
+def codec_of(spec: StageSpec) -> CodecChoice:
+    """The codec of a compress stage. UsageError where there is none of that name."""
+    name, level = spec.params["codec"], spec.params.get("level")
+    choice = parse_compress(name if level is None else f"{name}:{level}")
+    return choice if choice.compresses else CodecChoice()
+
+
 def _make_stage(spec: StageSpec, context: GraphContext) -> CompressStage | LimitStage:
     params: Mapping[str, Any] = spec.params
     if spec.kind == "limit":
         return LimitStage(spec.name, float(params["rate"]))
-    name, level = params["codec"], params.get("level")
-    choice = parse_compress(name if level is None else f"{name}:{level}")
-    if not choice.compresses:
-        choice = CodecChoice()
+    choice = codec_of(spec)
     return CompressStage(spec.name, choice, context, sink_bytes=context.backend_context.inflight_bytes)

@@ -298,7 +298,8 @@ async def save_graph(
     name = spec.image_name or save_id
     try:
         await _open(source, context)
-        graph = build.link(spec, source, context, save_id=save_id, image_name=name, phase=phase)
+        taken = await source.take_stages(spec)
+        graph = build.link(spec, source, context, save_id=save_id, image_name=name, phase=phase, taken=taken)
         try:
             await graph.run(progress)
             sinks = [_sink_result(node) for node in graph.sinks]

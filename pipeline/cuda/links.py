@@ -1,31 +1,39 @@
-"""What copying needs of each GPU: its context, a queue of copies, and pinned slots near it."""
+"""What copying needs of each GPU: its context, a queue of copies, pinned slots near it, a codec where one is used."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptpipe.pipeline.context import RING_MIN_SLOTS, GraphContext
-from ckptpipe.pipeline.cuda import topology
+from ckptpipe.pipeline.cuda import codec_device, topology
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
 from ckptpipe.pyx.cuda import CopyQueue, CudaError, Pinned, pin
 from ckptpipe.pyx.memory import numa_nodes
 from ckptpipe.pyx.staging import StagingRing
-from ckptpipe.storage_backends.shielded import shielded
+from ckptpipe.storage_backends.shielded import in_thread, shielded
+
+if TYPE_CHECKING:
+    from ckptpipe.pyx.device_codec import DeviceCodec
 
 _ALREADY_REGISTERED = 712
 
 
 @dataclass(slots=True)
 class Link:
-    """One GPU of an operation."""
+    """One GPU of an operation. ``rings``: one for each form in which chunks leave it, all pinned."""
 
     gpu: Gpu
     context: int
     queue: CopyQueue
-    ring: StagingRing
+    rings: list[StagingRing]
+    codec: DeviceCodec | None = None
+
+    @property
+    def ring(self) -> StagingRing:
+        return self.rings[0]
 
 
 class Links:
@@ -48,10 +56,44 @@ class Links:
             handle = await self._driver.retain(gpu.ordinal)
             self._retained.append(gpu.ordinal)
             ring = rings[gpu.ordinal]
-            if not any(pinned.address == ring.address for pinned in self._pinned):
-                await self._driver.run(self._pin, ring, handle)
+            await self._pin_once(ring, handle)
             queue = await CopyQueue.create(gpu.ordinal, handle, elide_zeros=True)
-            self._links[gpu.ordinal] = Link(gpu, handle, queue, ring)
+            self._links[gpu.ordinal] = Link(gpu, handle, queue, [ring])
+
+    async def open_codecs(self, context: GraphContext, decoder: str = "auto") -> None:
+        """A codec on every GPU that has none, with ``gpu_scratch_bytes`` of its memory. ``decoder``: who decodes.
+
+        CkptpipeError, with a cure, where that cannot be had.
+        """
+        for link in self._links.values():
+            if link.codec is None:
+                link.codec = await codec_device.create(self._driver, link.gpu, link.context, context, decoder)
+        context.gpu_scratch_bytes = max(
+            (link.codec.scratch_bytes for link in self if link.codec is not None), default=0
+        )
+
+    async def add_rings(self, context: GraphContext) -> None:
+        """One more ring for each that there is: for chunks that leave the GPUs in one more form."""
+        made: dict[int, StagingRing] = {}
+        for link in self._links.values():
+            first = link.ring
+            if first.address not in made:
+                made[first.address] = await in_thread(
+                    lambda first=first: context.make_ring(first.slots, numa_node=first.numa_node)
+                )
+                await self._pin_once(made[first.address], link.context)
+            link.rings.append(made[first.address])
+
+    @property
+    def simulated(self) -> bool:
+        return self._driver.simulated
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links.values())
+
+    async def _pin_once(self, ring: StagingRing, context: int) -> None:
+        if not any(pinned.address == ring.address for pinned in self._pinned):
+            await self._driver.run(self._pin, ring, context)
 
     def _pin(self, ring: StagingRing, context: int) -> None:
         try:
@@ -88,6 +130,8 @@ class Links:
     async def _close(self) -> None:
         """Everything, whatever fails: an error here is neither the operation's outcome nor its end."""
         for link in self._links.values():
+            if link.codec is not None:
+                await self._given_back(link.codec.aclose())
             await self._given_back(link.queue.aclose())
         self._links.clear()
         while self._pinned:

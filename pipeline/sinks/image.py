@@ -31,6 +31,7 @@ from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.stages.compress import CompressStage
+from ckptpipe.pipeline.stages.encoded import EncodedStage
 from ckptpipe.pipeline.version import __version__
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound
@@ -56,7 +57,7 @@ class ImageSink(Sink):
         policy: str,
         deadline: float,
         options: Mapping[str, object],
-        compress: CompressStage | None = None,
+        compress: CompressStage | EncodedStage | None = None,
     ) -> None:
         """``compress``: the stage in front of this sink, for manifest and result."""
         self.name = name
@@ -150,7 +151,7 @@ class ImageSink(Sink):
         packer = self._packer
         assert packer is not None
         while (chunk := await edge.get()) is not None:
-            self.done_bytes += chunk.raw_bytes
+            self.done_bytes += 0 if chunk.version else chunk.raw_bytes  # what is sent again was counted
             await packer.add(chunk)
         await packer.finish()
         step = self._context.chunk_bytes
@@ -301,7 +302,7 @@ class ImageSink(Sink):
             index_bytes=len(self._encoded.stored) if self._encoded is not None else 0,
             objects=len(packer.objects) if packer is not None else 0,
             codec=self._codec_name(),
-            codec_backend="cpu" if compress is not None and compress.compressed else "",
+            codec_backend=compress.backend if compress is not None else "",
             chunks_compressed=compress.compressed if compress is not None else 0,
             chunks_raw=compress.raw if compress is not None else 0,
             engine=report.engine,

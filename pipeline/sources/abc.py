@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
@@ -16,6 +17,10 @@ from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.names import host_stream
 from ckptpipe.pyx.checksum import crc32c_zeros
 from ckptpipe.pyx.staging import Lease, lease_buffer
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.spec import GraphSpec
+    from ckptpipe.pipeline.stages.encoded import EncodedStage
 
 
 @dataclass(slots=True)
@@ -46,6 +51,11 @@ class Source(ABC):
 
     @abstractmethod
     async def open(self, context: GraphContext) -> None: ...
+
+    async def take_stages(self, spec: GraphSpec) -> Mapping[str, tuple[EncodedStage, object]]:
+        """Compress stages of ``spec`` that this source does itself, by name: what takes the stage's place, and
+        what its edge wants of `Outlet.parts`. Called after `open`, before anything runs."""
+        return {}
 
     @abstractmethod
     async def run(self, outlet: Outlet) -> None:

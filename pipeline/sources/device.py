@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptpipe.pipeline.chunk import Chunk, released_on_error
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.links import Link, Links
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.image.entries import StreamKind
+from ckptpipe.pipeline.image.records import PlaneRecord
 from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, first_error
+from ckptpipe.pyx.staging import Lease, StagingRing
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.cuda.coding import Coder
+    from ckptpipe.pipeline.spec import GraphSpec
+    from ckptpipe.pipeline.stages.encoded import EncodedStage
+    from ckptpipe.pyx.device_codec import Encoded, EncodePlan
 
 COPIES = 16  # chunks that one GPU has under way at most: enough for the link, little enough for the ring
+CODED = 64  # the same where they are encoded there: a codec takes as many at once as its scratch holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,11 @@ class DeviceMemory(ABC):
 
 
 class DeviceSource(Source):
-    """Emits the chunks of ``memory``'s ranges: several copies in flight on every GPU, GPUs side by side."""
+    """Emits the chunks of ``memory``'s ranges: several copies in flight on every GPU, GPUs side by side.
+
+    Branches that want chunks compressed get them from the GPU's own codec, where it has it; another branch of the
+    same graph may want them raw. Each form has its own copies, its own ring and its own share of the outlet.
+    """
 
     def __init__(self, memory: DeviceMemory) -> None:
         self.memory = memory
@@ -65,12 +78,22 @@ class DeviceSource(Source):
         self.tree = []
         self.total_bytes = None
         self._ranges: list[DeviceRange] = []
+        self._coders: dict[object, Coder] = {}
+        self._notes: list[str] = []
 
     async def open(self, context: GraphContext) -> None:
         self._context = context
         ranges = await self.memory.open(context)
         if ranges is not None:
             self._take(ranges)
+
+    async def take_stages(self, spec: GraphSpec) -> Mapping[str, tuple[EncodedStage, object]]:
+        from ckptpipe.pipeline.cuda.coding import take_stages
+
+        taken = await take_stages(spec, self.memory.links, self._context)
+        self._coders = dict(taken.coders)
+        self._notes += taken.notes
+        return taken.stages
 
     def _take(self, ranges: list[DeviceRange]) -> None:
         self._ranges = ranges
@@ -83,35 +106,53 @@ class DeviceSource(Source):
 
     async def run(self, outlet: Outlet) -> None:
         self._take(await self.memory.begin())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, (wants, part) in enumerate(outlet.parts().items()):
+                    group.create_task(self._feed(number, self._coders.get(wants), part))
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+
+    async def _feed(self, number: int, coder: Coder | None, outlet: Outlet) -> None:
+        """One form of the chunks, in slots of the ``number``-th ring of each link."""
+        links = self.memory.links
         groups: dict[int, list[int]] = {}
         for position, each in enumerate(self._ranges):
             groups.setdefault(each.ordinal, []).append(position)
         shares: dict[int, int] = {}  # how many GPUs share a ring
         for ordinal in groups:
-            ring = self.memory.links[ordinal].ring
-            shares[ring.address] = shares.get(ring.address, 0) + 1
-        try:
-            async with asyncio.TaskGroup() as group:
-                for ordinal, positions in groups.items():
-                    link, work = self.memory.links[ordinal], self._work(positions)
-                    count = link.ring.slots // 2 // shares[link.ring.address]
-                    for _ in range(max(2, min(count, COPIES))):
-                        group.create_task(self._copy(link, work, outlet))
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
+            address = links[ordinal].rings[number].address
+            shares[address] = shares.get(address, 0) + 1
+        plans = await coder.plans(self._ranges) if coder is not None else [None] * len(self._ranges)
+        async with asyncio.TaskGroup() as group:
+            for ordinal, positions in groups.items():
+                link, work = links[ordinal], self._work(positions)
+                ring = link.rings[number]
+                count = ring.slots // 2 // shares[ring.address]
+                for _ in range(max(2, min(count, COPIES if coder is None else CODED))):
+                    group.create_task(self._copy(link, ring, work, plans, outlet))
+        outlet.end()
 
-    async def _copy(self, link: Link, work: Iterator[tuple[int, int, int, int]], outlet: Outlet) -> None:
+    async def _copy(
+        self,
+        link: Link,
+        ring: StagingRing,
+        work: Iterator[tuple[int, int, int, int]],
+        plans: Sequence[EncodePlan | None],
+        outlet: Outlet,
+    ) -> None:
         for position, number, address, nbytes in work:
             if outlet.dropped:
                 return
-            with released_on_error(await link.ring.acquire()) as slot:
-                scan = await link.queue.fetch(slot, nbytes, address)
-                if scan.zero:
-                    slot.release()
-                    chunk = Chunk(position, number, nbytes, scan.crc32c, None)
+            plan = plans[position]
+            with released_on_error(await ring.acquire()) as slot:
+                if plan is None:
+                    scan = await link.queue.fetch(slot, nbytes, address)
+                    chunk = _raw(slot, scan.zero, position, number, nbytes, scan.crc32c)
                 else:
-                    clear_padding(slot, nbytes)
-                    chunk = Chunk(position, number, nbytes, scan.crc32c, slot)
+                    assert link.codec is not None, "links of a source that encodes have codecs"
+                    found = await link.codec.encode(slot, nbytes, address, plan)
+                    chunk = _encoded(slot, found, position, number, nbytes)
             await outlet.emit(chunk)
 
     def _work(self, positions: list[int]) -> Iterator[tuple[int, int, int, int]]:
@@ -128,7 +169,26 @@ class DeviceSource(Source):
         return self.memory.process()
 
     def notes(self) -> list[str]:
-        return self.memory.notes()
+        return [*self.memory.notes(), *self._notes]
 
     async def aclose(self) -> None:
         return
+
+
+def _raw(slot: Lease, zero: bool, position: int, number: int, nbytes: int, crc32c: int) -> Chunk:
+    if zero:
+        slot.release()
+        return Chunk(position, number, nbytes, crc32c, None)
+    clear_padding(slot, nbytes)
+    return Chunk(position, number, nbytes, crc32c, slot)
+
+
+def _encoded(slot: Lease, found: Encoded, position: int, number: int, nbytes: int) -> Chunk:
+    if found.zero or not found.planes:
+        return _raw(slot, found.zero, position, number, nbytes, found.raw_crc32c)
+    clear_padding(slot, found.stored_bytes)
+    chunk = Chunk(position, number, nbytes, found.raw_crc32c, slot)
+    chunk.stored_bytes, chunk.stored_crc32c = found.stored_bytes, found.stored_crc32c
+    chunk.transform = found.transform
+    chunk.planes = tuple(PlaneRecord(*plane) for plane in found.planes)
+    return chunk

@@ -33,6 +33,11 @@ class CompressStage(Stage):
         self._threads = context.codecs.threads
         self._ring = context.make_ring(self._threads + 1 + max(4, -(-sink_bytes // context.chunk_bytes)))
 
+    @property
+    def backend(self) -> str:
+        """What ran, for the result."""
+        return "cpu" if self.compressed else ""
+
     async def run(self, edge: Edge, outlet: Outlet) -> None:
         async def encode() -> None:
             while True:

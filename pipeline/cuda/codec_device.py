@@ -1,0 +1,98 @@
+"""The codecs of a GPU (nvCOMP, its decompression engine): what they can do here, and how one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ckptpipe.pipeline.codecs import CodecChoice
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
+from ckptpipe.pyx.cuda import CudaError
+from ckptpipe.pyx.cuda_errors import OUT_OF_MEMORY
+from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.storage_backends.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from ckptpipe.pyx.device_codec import DeviceCodec, EncodePlan
+
+WRITES = frozenset({"deflate", "ans"})
+"""Names of the codecs that a GPU writes."""
+CPU_WRITES = frozenset({"none", "zstd", "deflate"})
+NVCOMP, ENGINE, CPU = "nvcomp-cuda", "decompression-engine", "cpu"
+CURE = "pip install 'ckptpipe[gpu]'"
+
+
+class NoGpuCodec(CkptpipeError):
+    """A codec of the GPU cannot be had here."""
+
+
+def find_nvcomp() -> Any:
+    """nvCOMP, loaded once a process. CkptpipeError, with the cure, where it is not installed. Blocking."""
+    from ckptpipe.pyx import nvcomp
+
+    return nvcomp.load()
+
+
+def why_no_encoder() -> CkptpipeError | None:
+    """Why nothing can be encoded on a GPU here, None where it can. Blocking."""
+    try:
+        find_nvcomp()
+    except CkptpipeError as error:
+        return error
+    return None
+
+
+async def create(
+    driver: CudaDriver, gpu: Gpu, context: int, run: GraphContext, decoder: str = "auto"
+) -> DeviceCodec:
+    """The codec of one GPU, with the scratch memory that the settings of ``run`` say.
+
+    NoGpuCodec where that is more than is free; CkptpipeError and UsageError as `DeviceCodec.create` has them.
+    """
+    from ckptpipe.pyx.device_codec import DeviceCodec
+
+    try:
+        library = await driver.run(find_nvcomp)
+    except CkptpipeError:
+        if decoder == NVCOMP or not gpu.decompress_mask:
+            raise
+        library = None
+    scratch = run.settings.gpu_scratch_bytes
+    try:
+        return await DeviceCodec.create(
+            gpu.ordinal,
+            context,
+            scratch_bytes=scratch,
+            nvcomp=library,
+            chunk_bytes=run.chunk_bytes,
+            decoder=decoder,
+        )
+    except CudaError as error:
+        if error.code != OUT_OF_MEMORY:
+            raise
+        free, _ = await driver.memory(context)
+        raise NoGpuCodec(
+            f"{gpu.uuid} ({gpu.name}) has {format_bytes(free)} of memory free, its codecs want {format_bytes(scratch)} of "
+            f"scratch: {error.message}",
+            cure="let codecs have less (--gpu-scratch), free memory on that GPU, or do without: --compress none or zstd on "
+            "a save, --decompress-backend cpu on a restore",
+        ) from error
+
+
+def encode_plan(choice: CodecChoice, transform: int) -> EncodePlan:
+    """What `DeviceCodec.encode` is asked for."""
+    from ckptpipe.pyx.device_codec import EncodePlan
+
+    return EncodePlan(
+        codec_id=choice.id,
+        level=choice.level or 0,
+        ans_type=getattr(choice, "type", ""),
+        transform=transform,
+        block_bytes=0,
+    )
+
+
+def shown(backends: Iterable[str], simulated: bool) -> str:
+    """Names of backends for a result: nothing that a simulation did is passed off as a GPU's."""
+    return ", ".join(f"{each} (simulated)" if simulated and each != CPU else each for each in backends)
