@@ -33,12 +33,16 @@ class CaptureUnavailable(TargetError):
 class CaptureFailed(CkptpipeError):
     """A save or restore failed after the target was touched, and the target is not RUNNING.
 
-    ``states``: pid to state; None where the process has ended or the driver does not say.
+    ``states``: pid to state; None where the process has ended or the driver does not say. ``exit_code``: that of
+    what went wrong, so that a damaged image ends a command with 3 here too.
     """
 
-    def __init__(self, message: str, *, states: Mapping[int, ProcessState | None], cure: str = "") -> None:
+    def __init__(
+        self, message: str, *, states: Mapping[int, ProcessState | None], cure: str = "", exit_code: int = 1
+    ) -> None:
         super().__init__(message, cure=cure)
         self.states = dict(states)
+        self.exit_code = exit_code
 
 
 class CheckpointMismatch(CkptpipeError):

@@ -62,7 +62,10 @@ async def _settle(
         return error
     reason = "cancelled" if isinstance(error, asyncio.CancelledError) else _text(error)
     failure = CaptureFailed(
-        f"{reason}. {' '.join(sentences)}".rstrip("."), states=stuck, cure="; ".join(dict.fromkeys(cures))
+        f"{reason}. {' '.join(sentences)}".rstrip("."),
+        states=stuck,
+        cure="; ".join(dict.fromkeys(cures)),
+        exit_code=error.exit_code if isinstance(error, ImageCorrupt | ImageIncomplete) else 1,
     )
     if isinstance(error, asyncio.CancelledError):
         failure.__suppress_context__ = True

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -68,7 +70,7 @@ class Program:
                 pipe.close()
 
 
-def ckptpipe(*arguments: object, status: int = 0) -> dict[str, Any]:
+def ckptpipe(*arguments: object, status: int = 0) -> Any:
     """The JSON of one command, which must end with ``status``."""
     ended = subprocess.run(
         [*CKPTPIPE, *map(str, arguments), "--json"],
@@ -80,8 +82,22 @@ def ckptpipe(*arguments: object, status: int = 0) -> dict[str, Any]:
         env=environment(),
     )
     assert ended.returncode == status, ended.stdout + ended.stderr
-    answer: dict[str, Any] = json.loads(ended.stdout)
-    return answer
+    return json.loads(ended.stdout)
+
+
+@contextmanager
+def save_in_background(pid: int, images: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A save of a process that goes on while the test does something else. Killed at the end."""
+    process = subprocess.Popen(
+        [*CKPTPIPE, "save", "--pid", str(pid), "--to", str(images), "--name", "a", "--no-controller", "-q"],
+        cwd=ROOT,
+        env=environment(),
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
 
 
 def in_child(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.programs import Program, ckptpipe
+from tests.gpu.programs import Program, ckptpipe, save_in_background
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 Start = Callable[..., Program]
@@ -76,15 +76,31 @@ def test_a_flipped_bit_is_not_given_to_the_driver(start: Start, images: Path) ->
     assert program.ask("sum") == before
 
 
-def test_a_store_that_fails_leaves_the_program_running(start: Start, images: Path, tmp_path: Path) -> None:
+def test_a_store_that_fails_leaves_the_program_running(start: Start, tmp_path: Path) -> None:
     program = start("torch_step")
     before = program.ask("sum")
-    full = "/dev/full-of-nothing"
-    failed = ckptpipe("save", "--pid", program.pid, "--to", full + "/images", "--name", "a", status=1)
+    file = tmp_path / "file"
+    file.write_bytes(b"where a directory should be")
+    failed = ckptpipe("save", "--pid", program.pid, "--to", file / "images", "--name", "a", status=1)
     assert failed["error"]
     assert program.ask("sum") == before
-    state = ckptpipe("state", program.pid)
+    state = ckptpipe("state", "--pid", program.pid)
     assert "RUNNING" in str(state)
+
+
+@pytest.mark.parametrize("launch", [None, LAUNCH], ids=["plain", "launched"])
+def test_a_save_that_is_killed_leaves_a_program_that_recover_brings_back(
+    start: Start, images: Path, launch: tuple[str, ...] | None
+) -> None:
+    program = start("torch_step", "12288", launch=launch)
+    before = program.ask("sum")
+    with save_in_background(program.pid, images) as save:
+        while ckptpipe("state", "--pid", program.pid)[0]["state"] == "RUNNING":
+            assert save.poll() is None, "the save ended before it could be killed"
+        save.kill()
+    ckptpipe("recover", "--pid", program.pid)
+    assert program.ask("sum") == before
+    assert not list(images.glob("a/manifest.json"))
 
 
 def test_several_programs_belong_together(start: Start, images: Path) -> None:

@@ -32,7 +32,7 @@ class Replica:
         loss = (self.layers(self.inputs) - self.inputs).square().mean()
         loss.backward()
         self.optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     def total(self) -> int:
         held = [parameter.data for parameter in self.layers.parameters()]

@@ -94,6 +94,7 @@ def test_a_damaged_image_is_refused_and_the_good_copy_taken(
     text = str(caught.value)
     assert "stays CHECKPOINTED" in text and "another copy of the image" in text and str(two) in text
     assert isinstance(caught.value.__cause__, ckptpipe.ImageCorrupt) and "is whole" not in text
+    assert caught.value.exit_code == 3
     assert world.calls(RESTORE) == 0 and world.process(it.pid).state == "CHECKPOINTED"
     (image,) = it.page.images()
     assert image.gate == "closed" and image.ready == 0 and held(it) == empty, "nothing of it stays"

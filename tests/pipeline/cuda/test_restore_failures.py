@@ -53,6 +53,7 @@ def test_bad_bytes_end_in_a_named_state_and_a_good_copy_brings_it_back(
     ) as failure:
         restore(workdir / "a", checkpointed)
     assert isinstance(failure.value.__cause__, ckptpipe.ImageCorrupt)
+    assert failure.value.exit_code == 3
     assert world.process(checkpointed.pid).state == "RESTORING"
     assert world.calls(UNLOCK) == 0 and world.calls(COMPLETE) == 1, "only the save's"
     with pytest.raises(ckptpipe.CaptureFailed, match=r"stays RESTORING"):
