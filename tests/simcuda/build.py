@@ -1,4 +1,4 @@
-"""Compiles the simulated driver, its control library and the C target, once for each state of the sources.
+"""Compiles the simulated driver and nvCOMP, the control library and the C target, once for each state of the sources.
 
 Needs a C compiler and nothing else. The results lie in ``build/simcuda/<hash of the sources>/``.
 """
@@ -21,9 +21,10 @@ KEEP_SECONDS = 7 * 86400
 FLAGS = ("-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pthread")
 LIBRARY = (
     *("world", "faults", "call", "process", "device", "context", "memory", "host_memory", "copy", "stream"),
-    *("work", "event", "module", "kernels", "ipc", "checkpoint", "custom_storage", "restore_thread"),
-    *("proc_address", "errors"),
+    *("work", "event", "module", "library", "ipc", "checkpoint", "custom_storage", "restore_thread"),
+    *("kernels", "kernels_checksum", "kernels_codec", "proc_address", "errors"),
 )
+NVCOMP = ("nvcomp", "nvcomp_batch", "nvcomp_formats", "nvcomp_ans", "deflate", "lz4", "snappy")
 CONTROL = ("world", "control")
 
 
@@ -32,7 +33,7 @@ class CompilerMissingError(RuntimeError):
 
 
 def build() -> Path:
-    """The folder with libcuda.so.1, libcontrol.so and plain_target, compiled now if it has to be."""
+    """The folder with libcuda.so.1, libnvcomp.so, libcontrol.so and plain_target, compiled now if it has to be."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
         raise CompilerMissingError("the simulated CUDA driver needs a C compiler: install gcc, or set CC")
@@ -49,6 +50,8 @@ def build() -> Path:
         shared = ("-fPIC", "-shared", "-fvisibility=hidden", "-fno-builtin-memcpy")
         library = ("-Wl,-soname,libcuda.so.1", "-o", str(fresh / "libcuda.so.1"))
         _compile(compiler, (*shared, *library), [SOURCES / f"{name}.c" for name in LIBRARY])
+        nvcomp = ("-Wl,-soname,libnvcomp.so.6", "-o", str(fresh / "libnvcomp.so"))
+        _compile(compiler, (*shared, *nvcomp), [SOURCES / f"{name}.c" for name in NVCOMP])
         control = ("-o", str(fresh / "libcontrol.so"))
         _compile(compiler, (*shared, *control), [SOURCES / f"{name}.c" for name in CONTROL])
         _compile(compiler, ("-o", str(fresh / "plain_target")), [HERE / "targets" / "plain.c"])
@@ -64,7 +67,7 @@ def build() -> Path:
 
 
 def _digest(compiler: str) -> str:
-    digest = hashlib.sha256(f"{compiler} {FLAGS} {LIBRARY} {CONTROL}".encode())
+    digest = hashlib.sha256(f"{compiler} {FLAGS} {LIBRARY} {NVCOMP} {CONTROL}".encode())
     for path in sorted([*SOURCES.iterdir(), HERE / "targets" / "plain.c", Path(__file__)]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 POINTS = {"before": 0, "middle": 1, "after": 2}
-SCOPES = {"call": 0, "stream": 1, "context": 2}
+SCOPES = {"call": 0, "stream": 1, "context": 2, "chunk": 3}
 
 
 class Fault:

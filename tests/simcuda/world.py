@@ -47,6 +47,24 @@ _RESULTS = {
 _CALLS = set(re.findall(r'{"(cu\w+)", \d+', (SOURCES / "proc_address.c").read_text(encoding="utf-8"))) - {
     *("cuGetProcAddress", "cuGetErrorName", "cuGetErrorString", "cuDriverGetVersion"),
 }
+_FORMATS = re.findall(r"^FORMAT\((\w+),", (SOURCES / "nvcomp.c").read_text(encoding="utf-8"), re.MULTILINE)
+_NVCOMP_CALLS = {
+    f"nvcompBatched{name}{call}"
+    for name in _FORMATS
+    for call in ("CompressAsync", "DecompressAsync", "GetDecompressSizeAsync")
+}
+_NVCOMP_STATUSES = {
+    "nvcompErrorInvalidValue": 10,
+    "nvcompErrorNotSupported": 11,
+    "nvcompErrorCannotDecompress": 12,
+    "nvcompErrorOutputBufferTooSmall": 15,
+    "nvcompErrorAlignment": 17,
+    "nvcompErrorChunkSizeTooLarge": 18,
+    "nvcompErrorCannotCompress": 19,
+    "nvcompErrorWrongInputLength": 20,
+    "nvcompErrorCudaError": 1000,
+    "nvcompErrorInternal": 10000,
+}
 _DECOMPRESS_MASK, _DECOMPRESS_LENGTH, _NUMA_NODE = 136, 137, 134
 """CUdevice_attribute: MEM_DECOMPRESS_ALGORITHM_MASK, MEM_DECOMPRESS_MAXIMUM_LENGTH, HOST_NUMA_ID."""
 
@@ -164,6 +182,11 @@ class SimWorld:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def nvcomp(self) -> Path:
+        """The simulated libnvcomp.so, which runs on the simulated driver alone: $CKPTPIPE_NVCOMP there."""
+        return self.library / "libnvcomp.so"
+
     def close(self) -> None:
         """Remove every file. A process that still runs on it keeps what it has mapped, and nothing else."""
         if self._world:
@@ -183,6 +206,7 @@ class SimWorld:
         path = environment.get("LD_LIBRARY_PATH", "")
         environment["LD_LIBRARY_PATH"] = f"{self.library}:{path}" if path else str(self.library)
         environment["SIMCUDA_DIR"] = str(self.directory)
+        environment["CKPTPIPE_NVCOMP"] = str(self.nvcomp)
         return environment | more
 
     @contextlib.contextmanager
@@ -196,7 +220,7 @@ class SimWorld:
         if "SIMCUDA_DIR" in os.environ:
             raise RuntimeError("this process is on a simulated machine already")
         library = _load(self.library)
-        wanted = {"SIMCUDA_DIR": str(self.directory)} | more
+        wanted = {"SIMCUDA_DIR": str(self.directory), "CKPTPIPE_NVCOMP": str(self.nvcomp)} | more
         before = {name: os.environ.get(name) for name in wanted}
         library.simcuda_reset()
         os.environ.update(wanted)
@@ -234,12 +258,15 @@ class SimWorld:
         cuCheckpoint* call is about. ``point``: "before" refuses the call with ``error``, "after" does its work
         and then answers ``error``, "middle" (checkpoint calls) is in the target, half-way through. ``scope``
         "stream" or "context" makes the work that the call enqueues fail instead, for that stream or for all
-        later calls in its context. ``hold`` stands still until `Fault.release`, ``delay`` for seconds.
+        later calls in its context, and "chunk" (calls of nvCOMP that run on a stream, by their names) gives ``error``
+        to the first chunk's status. ``hold`` stands still until `Fault.release`, ``delay`` for seconds.
         ``state`` is what the target's state is set to.
         """
-        if call not in _CALLS:
+        if call not in _CALLS | _NVCOMP_CALLS:
             raise ValueError(f"{call} is no call that a fault can meet (its name goes without _v2)")
-        code = error if isinstance(error, int) else _RESULTS[error]
+        if scope == "chunk" and call not in _NVCOMP_CALLS:
+            raise ValueError(f"{call} has no chunks: scope 'chunk' is for calls of nvCOMP")
+        code = error if isinstance(error, int) else (_RESULTS | _NVCOMP_STATUSES)[error]
         order = layout.FaultOrder(
             call=call.encode(),
             pid=pid or 0,

@@ -82,6 +82,17 @@ API(cuDeviceGetByPCIBusId, "cuDeviceGetByPCIBusId", (CUdevice * out, const char 
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
+static int set_attribute(const Gpu *gpu, int attribute, int otherwise) {
+    for (int i = 0; i < MAX_ATTRIBUTES && gpu->attribute[i][0]; i++)
+        if (gpu->attribute[i][0] == attribute) return gpu->attribute[i][1];
+    return otherwise;
+}
+
+void device_engine(int gpu, int *mask, int *longest) {
+    *mask = set_attribute(&sim.world->gpu[gpu], 136, 0);
+    *longest = set_attribute(&sim.world->gpu[gpu], 137, 0);
+}
+
 API(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, CUdevice ordinal),
     (value, attribute, ordinal)) {
     static const int known[][2] = {
@@ -99,8 +110,7 @@ API(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, CU
     if (attribute == 50) *value = gpu->pci_domain;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (known[i][0] == attribute) *value = known[i][1];
-    for (int i = 0; i < MAX_ATTRIBUTES && gpu->attribute[i][0]; i++)
-        if (gpu->attribute[i][0] == attribute) *value = gpu->attribute[i][1];
+    *value = set_attribute(gpu, attribute, *value);
     return CUDA_SUCCESS;
 }
 

@@ -159,6 +159,22 @@ unsigned char *memory_bytes(uint64_t address, uint64_t wanted, uint64_t *run, in
     return bytes;
 }
 
+unsigned char *memory_reach(uint64_t address, uint64_t wanted, uint64_t *run, int gpu) {
+    unsigned char *bytes = NULL;
+    pthread_mutex_lock(&sim.mutex);
+    const Segment *segment = segment_at(address);
+    if (segment && segment->gpu == gpu && address - segment->address < segment->asked) {
+        uint64_t skip = address - segment->address, left = segment->asked - skip;
+        const Segment *after = left < wanted ? segment_at(segment->address + segment->bytes) : NULL;
+        if (left >= wanted || (after && after->group == segment->group)) {
+            *run = left < wanted ? left : wanted;
+            bytes = sim.memory[gpu] + segment->offset + skip;
+        }
+    }
+    pthread_mutex_unlock(&sim.mutex);
+    return bytes;
+}
+
 int memory_covers(uint64_t address, uint64_t bytes) {
     pthread_mutex_lock(&sim.mutex);
     const Segment *segment = segment_at(address);

@@ -7,10 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_KERNELS 256
+
 typedef struct Module {
     struct Module *next;
     Context *context;
-    uint64_t kernels; /* bit i: kernel_at(i) */
+    uint64_t kernels[MAX_KERNELS / 64]; /* bit i: kernel_at(i) */
 } Module;
 
 static int named_in(const char *text, const char *name) {
@@ -30,14 +32,19 @@ API(cuModuleLoadData, "cuModuleLoadData", (CUmodule * out, const void *image), (
     if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
     if (memcmp(image, "\x7f" "ELF", 4) == 0 || memcmp(image, "\x50\xed\x55\xba", 4) == 0)
         return CUDA_ERROR_NO_BINARY_FOR_GPU; /* a cubin or a fat binary: machine code */
-    uint64_t found = 0;
-    for (size_t i = 0; kernel_at(i); i++)
-        if (named_in(image, kernel_at(i)->name)) found |= 1ull << i;
-    if (!found) return CUDA_ERROR_NO_BINARY_FOR_GPU;
     Module *module = calloc(1, sizeof *module);
     if (!module) return CUDA_ERROR_OUT_OF_MEMORY;
+    int found = 0;
+    for (size_t i = 0; i < MAX_KERNELS && kernel_at(i); i++)
+        if (named_in(image, kernel_at(i)->name)) {
+            module->kernels[i / 64] |= 1ull << (i % 64);
+            found = 1;
+        }
+    if (!found) {
+        free(module);
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    }
     module->context = context;
-    module->kernels = found;
     pthread_mutex_lock(&sim.mutex);
     module->next = sim.modules;
     sim.modules = module;
@@ -87,16 +94,18 @@ API(cuModuleUnload, "cuModuleUnload", (CUmodule module), (module)) {
 API(cuModuleGetFunction, "cuModuleGetFunction", (CUfunction * out, CUmodule module, const char *name),
     (out, module, name)) {
     if (!out || !name) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&sim.mutex);
-    uint64_t kernels = live(module) ? module->kernels : 0;
+    if (live(module)) {
+        result = CUDA_ERROR_NOT_FOUND;
+        for (size_t i = 0; i < MAX_KERNELS && kernel_at(i); i++)
+            if ((module->kernels[i / 64] >> (i % 64) & 1) && strcmp(kernel_at(i)->name, name) == 0) {
+                *out = kernel_at(i);
+                result = CUDA_SUCCESS;
+            }
+    }
     pthread_mutex_unlock(&sim.mutex);
-    if (!kernels) return CUDA_ERROR_INVALID_HANDLE;
-    for (size_t i = 0; kernel_at(i); i++)
-        if ((kernels >> i & 1) && strcmp(kernel_at(i)->name, name) == 0) {
-            *out = kernel_at(i);
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_NOT_FOUND;
+    return result;
 }
 
 API(cuFuncGetAttribute, "cuFuncGetAttribute", (int *value, int attribute, CUfunction function),
@@ -111,15 +120,18 @@ API(cuLaunchKernel, "cuLaunchKernel",
      unsigned int bz, unsigned int shared, CUstream handle, void **parameters, void **extra),
     (function, gx, gy, gz, bx, by, bz, shared, handle, parameters, extra)) {
     Stream *stream;
-    (void)shared;
     CUresult result = stream_resolve(handle, &stream);
     if (result != CUDA_SUCCESS) return result;
     if (!function || (!parameters && !extra)) return CUDA_ERROR_INVALID_VALUE;
     if (!gx || !gy || !gz || !bx || !by || !bz || (uint64_t)bx * by * bz > 1024) return CUDA_ERROR_INVALID_VALUE;
     if (!parameters) return CUDA_ERROR_NOT_SUPPORTED; /* `extra` packing */
-    unsigned char *arguments = calloc((size_t)function->parameters, 8);
-    if (!arguments) return CUDA_ERROR_OUT_OF_MEMORY;
-    for (int i = 0; i < function->parameters; i++)
-        memcpy(arguments + 8 * i, parameters[i], (size_t)function->bytes[i]);
-    return stream_submit(stream, (Work){.kind = WORK_KERNEL, .kernel = function, .arguments = arguments}, 0);
+    Launch *launch = calloc(1, sizeof *launch + KERNEL_PARAMETER_BYTES);
+    if (!launch) return CUDA_ERROR_OUT_OF_MEMORY;
+    *launch = (Launch){.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared};
+    unsigned char *at = (unsigned char *)(launch + 1);
+    for (int i = 0; i < KERNEL_PARAMETERS && function->bytes[i]; i++) {
+        launch->parameter[i] = memcpy(at, parameters[i], (size_t)function->bytes[i]);
+        at += (function->bytes[i] + 7) / 8 * 8;
+    }
+    return stream_submit(stream, (Work){.kind = WORK_KERNEL, .kernel = function, .launch = launch, .memory = launch}, 0);
 }

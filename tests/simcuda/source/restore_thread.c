@@ -1,7 +1,10 @@
 /* The target's side: a thread that every process with cuInit has, which does what cuCheckpointProcess* asks.
  *
  * The host image is made as the real driver makes it: one mmap through libc, filled by libc's memcpy in pieces of
- * 2 MiB in ascending order but for four that come late, read back strictly in sequence, given back by munmap. */
+ * 2 MiB in ascending order but for four that come late, read back strictly in sequence, given back by munmap.
+ *
+ * In the target's environment: SIMCUDA_REWRITES=N, so many pieces of the first half hold something else until the
+ * end, when they are copied again. SIMCUDA_UNSEEN=N: the same, but the last time by no function of libc. */
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -94,6 +97,29 @@ static void release_gpu(Process *process) {
     world_unlock(sim.world);
 }
 
+static size_t asked_for(const char *name, size_t count) {
+    const char *text = getenv(name);
+    size_t wanted = text ? strtoul(text, NULL, 10) : 0;
+    return wanted < count / 4 ? wanted : count / 4;
+}
+
+/* Which of `count` pieces have their contents only at the end: `rewritten` even ones, then `unseen` odd ones. */
+static int comes_again(size_t i, size_t rewritten, size_t unseen) {
+    return i / 2 < (i % 2 ? unseen : rewritten);
+}
+
+static void copy_something_else(unsigned char *to, const unsigned char *from, size_t bytes) {
+    unsigned char *inverted = malloc(bytes);
+    if (!inverted) abort();
+    for (size_t i = 0; i < bytes; i++) inverted[i] = (unsigned char)~from[i];
+    memcpy(to, inverted, bytes);
+    free(inverted);
+}
+
+static void copy_unseen(volatile unsigned char *to, const unsigned char *from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) to[i] = from[i];
+}
+
 static CUresult checkpoint(Process *process) {
     uint64_t bytes = image_bytes(process);
     unsigned char *image = NULL;
@@ -112,6 +138,7 @@ static CUresult checkpoint(Process *process) {
         if (result != CUDA_SUCCESS) return result;
         pieces = NULL;
     }
+    size_t rewritten = asked_for("SIMCUDA_REWRITES", count), unseen = asked_for("SIMCUDA_UNSEEN", count);
     for (size_t i = 0; i < count; i++) {
         if (i == count / 2) {
             CUresult result = middle(process);
@@ -123,6 +150,8 @@ static CUresult checkpoint(Process *process) {
         }
         if (count >= 5 * (LATE_BY + 1) && taken < LATE_PIECES && i == (taken + 1) * count / 5) {
             late[taken++] = i;
+        } else if (comes_again(i, rewritten, unseen)) {
+            copy_something_else(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
         } else {
             memcpy(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
         }
@@ -130,6 +159,11 @@ static CUresult checkpoint(Process *process) {
             const Piece *piece = &pieces[late[waiting++]];
             memcpy(image + piece->at, piece->device, piece->bytes);
         }
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!comes_again(i, rewritten, unseen)) continue;
+        if (i % 2) copy_unseen(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
+        else memcpy(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
     }
     free(pieces);
     release_gpu(process);

@@ -2,6 +2,8 @@
 #ifndef SIMCUDA_SIM_H
 #define SIMCUDA_SIM_H
 
+#include "kernels.h"
+#include "library.h"
 #include "world.h"
 
 typedef struct Context {
@@ -45,7 +47,10 @@ typedef struct Event {
     CUresult error;
 } Event;
 
-enum { WORK_COPY = 1, WORK_SET, WORK_RECORD, WORK_WAIT_EVENT, WORK_WAIT_STREAM, WORK_HOST, WORK_CALLBACK, WORK_KERNEL };
+enum {
+    WORK_COPY = 1, WORK_SET, WORK_RECORD, WORK_WAIT_EVENT, WORK_WAIT_STREAM, WORK_HOST, WORK_CALLBACK, WORK_KERNEL,
+    WORK_LIBRARY
+};
 
 typedef struct Work {
     struct Work *next;
@@ -60,7 +65,9 @@ typedef struct Work {
     CUstreamCallback callback;
     void *user_data;
     const struct Kernel *kernel;
-    unsigned char *arguments;
+    const struct Launch *launch;         /* KERNEL; lies in memory */
+    LibraryRun run;                      /* LIBRARY; what it gets lies in memory */
+    void *memory;                        /* freed when the work is done */
     int fault, scope, fault_error; /* of a fault that the call met, -1 for none */
     CUresult *answer;       /* where a synchronous call wants the result */
 } Work;
@@ -110,6 +117,7 @@ typedef struct {
 
 extern Sim sim;
 extern _Thread_local int sim_worker_thread; /* runs host functions: no API calls */
+extern _Thread_local int sim_worker_gpu;    /* physical GPU of the work that this thread runs */
 
 #define ARENA_BYTES (1ull << 42)
 #define WAIT_NS 20000000ull /* how long a wait on another process goes without a look at whether it lives */
@@ -161,6 +169,8 @@ int memory_is_device(uint64_t address);
 /* Pointer to the bytes behind a device address and how many lie in one piece; NULL outside of an allocation. */
 unsigned char *memory_bytes(uint64_t address, uint64_t wanted, uint64_t *run, int *gpu);
 int memory_covers(uint64_t address, uint64_t bytes);
+/* What a kernel of GPU `gpu` reaches of its device memory: within what was asked for. */
+unsigned char *memory_reach(uint64_t address, uint64_t wanted, uint64_t *run, int gpu);
 HostRange *host_find(uint64_t address, uint64_t bytes);
 void memory_reset(void);
 
@@ -178,21 +188,15 @@ CUresult streams_wait_all(const Context *context, uint64_t deadline); /* NULL: o
 CUresult work_run(Stream *stream, Work *work);
 CUresult link_pass(int gpu, int direction, uint64_t bytes);
 
+/* device.c */
+void device_engine(int gpu, int *mask, int *longest); /* of a physical GPU: what its decompression engine can do */
+
 /* event.c */
 void event_release(Event *event);
 void events_destroy(const Context *context);
 
 /* module.c */
 void modules_destroy(const Context *context);
-
-/* kernels.c */
-typedef struct Kernel {
-    const char *name;
-    int parameters;
-    int bytes[12]; /* of each parameter */
-    CUresult (*run)(const unsigned char *arguments); /* parameters, each at a multiple of 8 bytes */
-} Kernel;
-const Kernel *kernel_at(size_t i); /* NULL past the last */
 
 /* custom_storage.c */
 CUresult custom_open(Process *target, int end_state, CUcheckpointCustomStorageInfo **out);

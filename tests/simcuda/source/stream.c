@@ -79,7 +79,7 @@ static void *worker(void *argument) {
         stream->completed++;
         if (work->event) event_release(work->event);
         if (work->other) stream_release(work->other);
-        free(work->arguments);
+        free(work->memory);
         free(work);
         pthread_cond_broadcast(&sim.progress);
     }
@@ -140,7 +140,7 @@ CUresult stream_submit(Stream *stream, Work work, int wait) {
     pthread_mutex_lock(&sim.mutex);
     if (stream->capturing) { /* recorded in a graph, which the simulation doesn't run */
         pthread_mutex_unlock(&sim.mutex);
-        free(work.arguments);
+        free(work.memory);
         return wait ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
     }
     Context *context = stream->context;
@@ -152,6 +152,7 @@ CUresult stream_submit(Stream *stream, Work work, int wait) {
     }
     if (wait) work.answer = &answer;
     result = append(stream, &work);
+    if (result != CUDA_SUCCESS) free(work.memory);
     uint64_t number = stream->submitted;
     if (result == CUDA_SUCCESS && wait) {
         stream->references++;

@@ -101,6 +101,12 @@ static CUresult set(const Work *work) {
     return CUDA_SUCCESS;
 }
 
+/* What a kernel, a library's work or the decompression engine met on the GPU is the whole context's from then on. */
+static CUresult on_gpu(Stream *stream, CUresult result) {
+    if (result != CUDA_SUCCESS && !stream->context->error) stream->context->error = result;
+    return result;
+}
+
 static CUresult ordered_fault(Stream *stream, const Work *work) {
     if (work->fault < 0) return CUDA_SUCCESS;
     CUresult error = fault_act(sim.world, work->fault, sim.pid, 0);
@@ -109,7 +115,13 @@ static CUresult ordered_fault(Stream *stream, const Work *work) {
 }
 
 CUresult work_run(Stream *stream, Work *work) {
-    CUresult failed = ordered_fault(stream, work), result = CUDA_SUCCESS;
+    CUresult chunk = CUDA_SUCCESS, result = CUDA_SUCCESS, failed;
+    sim_worker_gpu = physical(stream->context->ordinal);
+    if (work->scope == SCOPE_CHUNK && work->kind == WORK_LIBRARY) {
+        chunk = work->fault < 0 ? CUDA_SUCCESS : fault_act(sim.world, work->fault, sim.pid, 0);
+        work->fault = -1;
+    }
+    failed = ordered_fault(stream, work);
     if (!failed) failed = stream->error;
     switch (work->kind) {
     case WORK_RECORD:
@@ -141,7 +153,8 @@ CUresult work_run(Stream *stream, Work *work) {
     case WORK_COPY: return copy(work);
     case WORK_SET: return set(work);
     case WORK_HOST: work->function(work->user_data); return CUDA_SUCCESS;
-    case WORK_KERNEL: return work->kernel->run(work->arguments);
+    case WORK_KERNEL: return on_gpu(stream, work->kernel->run(work->launch));
+    case WORK_LIBRARY: return on_gpu(stream, work->run(work->memory, chunk));
     }
     return CUDA_ERROR_UNKNOWN;
 }

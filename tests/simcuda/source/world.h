@@ -18,7 +18,7 @@
 #define MAX_PROCESSES 64
 #define MAX_ALLOCATIONS 4096
 #define MAX_FAULTS 64
-#define MAX_COUNTERS 256
+#define MAX_COUNTERS 512
 #define MAX_ATTRIBUTES 16
 #define MAX_NAME 64
 #define GPU_SPAN (1ull << 40)      /* bytes of offsets a GPU can hand out */
@@ -90,7 +90,7 @@ typedef struct {
 } Process;
 
 enum { POINT_BEFORE = 0, POINT_MIDDLE = 1, POINT_AFTER = 2 };
-enum { SCOPE_CALL = 0, SCOPE_STREAM = 1, SCOPE_CONTEXT = 2 };
+enum { SCOPE_CALL = 0, SCOPE_STREAM = 1, SCOPE_CONTEXT = 2, SCOPE_CHUNK = 3 };
 
 typedef struct {
     int32_t armed;
