@@ -210,12 +210,13 @@ def test_a_given_stream_orders_the_copies_behind_its_work() -> None:
 def test_everything_of_the_driver_is_given_back(checksum: str) -> None:
     async def main(gpus: Machine) -> None:
         world = gpus.world
+        # Of the other GPU: the context of a copy is not that of its memory (a kernel would need peer access).
+        address = gpus.allocate(1 if checksum == "host" else 0, MIB)
         used = world.used(0)
         made = {name: world.calls(name) for name in ("cuStreamCreate", "cuEventCreate", "cuMemHostAlloc")}
         threads, holds = queue_threads(), outstanding()
         memory = bytearray(MIB)
         queue = cuda.CopyQueue(0, gpus.context(0), checksum=checksum, depth=5, host_threads=2)
-        address = gpus.allocate(1, MIB)  # of the other GPU: the context of a copy is not that of its memory
         assert cuda.live_queues() == 1
         assert {"ckpt-cuda-issue", "ckpt-cuda-wait"} <= set(queue_threads())
         with lease_buffer(memory) as lease:
