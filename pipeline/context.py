@@ -37,6 +37,7 @@ class GraphContext:
         self._ring: StagingRing | None = None
         self._codecs: CodecPool | None = None
         self._most = 0
+        self._ring_wanted = True
         self._claimed: set[str] = set()
 
     @property
@@ -55,6 +56,10 @@ class GraphContext:
     def expect(self, chunks: int) -> None:
         """The source has ``chunks`` chunks: the ring need not be larger than they are, nor under `SMALL_RING`."""
         self._most = max(chunks * self.chunk_bytes, SMALL_RING)
+
+    def expect_no_ring(self) -> None:
+        """Nothing goes through the staging ring: `prepare` makes none. One is made where it is asked for after all."""
+        self._ring_wanted = False
 
     def claim(self, image_url: str) -> bool:
         """False where another sink of this run writes the same image."""
@@ -77,7 +82,7 @@ class GraphContext:
 
     async def prepare(self) -> None:
         """Make the staging ring, off the loop: prefaulting takes its time."""
-        if self._ring is None:
+        if self._ring is None and self._ring_wanted:
             await in_thread(lambda: self.ring)
 
     @property

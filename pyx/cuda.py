@@ -11,6 +11,7 @@ from ckptpipe.pyx.cuda_checkpoint import (
 )
 from ckptpipe.pyx.cuda_driver import Driver, live_driver, load
 from ckptpipe.pyx.cuda_errors import CudaError, NoDriverError, cuda_error, cure_of, name_of
+from ckptpipe.pyx.cuda_load import FileLoader, LoadPlan
 from ckptpipe.pyx.cuda_memory import Pinned, pin, pinned_bytes
 from ckptpipe.pyx.cuda_queue import CopyQueue, live_queues, prepare
 
@@ -20,6 +21,8 @@ __all__ = [
     "CustomDevice",
     "CustomOperation",
     "Driver",
+    "FileLoader",
+    "LoadPlan",
     "NoDriverError",
     "Pinned",
     "checkpoint_custom",

@@ -1,5 +1,5 @@
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from ckptpipe.pyx.cuda_driver cimport Driver, ck_cuda, cu_address, cu_context, cu_result, cu_stream
 from ckptpipe.pyx.staging cimport Lease
@@ -20,6 +20,8 @@ cdef extern from "cuda_queue.h" nogil:
     int CK_COPY_DOWN
     int CK_COPY_UP
     int CK_COPY_SCAN
+    int CK_COPY_LOAD
+    int CK_COPY_CLEAR
     int CK_CHECK_NONE
     int CK_CHECK_DEVICE
     int CK_CHECK_HOST
@@ -39,6 +41,12 @@ cdef extern from "cuda_queue.h" nogil:
         uint32_t crc
         int zero
         int elided
+        int descriptor
+        uint64_t offset
+        int os_error
+        uint64_t ended
+
+    int CK_FILE_ENDED
 
     ctypedef struct ck_copies:
         pass
@@ -66,15 +74,45 @@ cdef extern from "cuda_queue.h" nogil:
     void ck_copies_abandon(ck_copies* queue)
 
 
+cdef extern from "cuda_load.h" nogil:
+    int CK_LOAD_THREADS_MAX
+    int CK_LOAD_BUFFERS_MAX
+
+    ctypedef struct ck_loads:
+        pass
+
+    ctypedef struct ck_loads_options:
+        const ck_cuda* cuda
+        cu_context context
+        ck_copies* queue
+        cu_stream stream
+        int streams
+        int threads
+        int buffers
+        size_t piece_bytes
+        unsigned char* memory
+        const int* cpus
+        int ncpus
+        int poll
+
+    int ck_loads_open(ck_loads** loads, const ck_loads_options* options, const char** call)
+    void ck_loads_submit(ck_loads* loads, ck_transfer* copy)
+    void ck_loads_close(ck_loads* loads)
+
+
 cdef class Copy:
     cdef ck_transfer raw
     cdef Lease lease
+    cdef object file
     cdef object future
     cdef bint flying
 
 
 cdef class CopyQueue:
     cdef ck_copies* raw
+    cdef ck_loads* loads
+    cdef size_t context
+    cdef size_t stream
     cdef Driver driver
     cdef readonly int device
     cdef readonly int depth
@@ -96,6 +134,9 @@ cdef class CopyQueue:
 
     cdef int open(self, size_t context, size_t stream, bytes image, int host_threads) except -1
     cdef int check_usable(self) except -1
+    cdef Copy make(self, int kind, int check, size_t device_address, Py_ssize_t nbytes)
+    cdef object fly(self, Copy copy)
+    cdef object refused(self, int error, str call, str what)
     cdef object begin(self, int kind, int check, Lease lease, size_t device_address, Py_ssize_t nbytes)
     cdef int reap(self) except -1
     cdef int settle(self, Copy copy) except -1

@@ -1,12 +1,20 @@
 """Copies between a GPU and leased host memory (types of cuda_queue.pyx)."""
 
 import asyncio
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol, Self
 
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.pyx.workers import Scan
 
 MAX_DEPTH: int
+
+class HeldFile(Protocol):
+    """An open file, and one hold on it."""
+
+    def fileno(self) -> int: ...
+    def share(self) -> Self: ...  # one more hold
+    def release(self) -> None: ...
 
 class CopyQueue:
     """The copies of one GPU; made inside the running loop that it reports to."""
@@ -58,6 +66,23 @@ class CopyQueue:
     def closed(self) -> bool: ...
     def fetch(self, lease: Lease, nbytes: int, device_address: int) -> asyncio.Future[Scan]: ...
     def store(self, device_address: int, lease: Lease, nbytes: int) -> asyncio.Future[None]: ...
+    def store_and_scan(self, device_address: int, lease: Lease, nbytes: int) -> asyncio.Future[Scan]: ...
+    def clear(self, device_address: int, nbytes: int) -> asyncio.Future[None]: ...  # zeros
+    def load(
+        self, file: HeldFile, offset: int, nbytes: int, device_address: int
+    ) -> asyncio.Future[Scan]: ...  # OSError, EOFError, CudaError; needs start_loads
+    def start_loads(
+        self,
+        memory: int,  # address of pinned memory: threads * buffers * piece_bytes
+        *,
+        threads: int,
+        buffers: int,
+        piece_bytes: int,
+        streams: int,
+        cpus: Sequence[int] | None = None,
+        poll: bool = True,
+    ) -> None: ...  # blocking
+    def stop_loads(self) -> None: ...  # blocking
     def scan(self, device_address: int, nbytes: int) -> asyncio.Future[Scan]: ...
     async def drain(self) -> None: ...
     async def aclose(self) -> None: ...

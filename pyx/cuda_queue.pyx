@@ -1,4 +1,4 @@
-# kernels: cuda_queue cuda_queue_setup workers copy crc32c crc32c_native process_read
+# kernels: cuda_queue cuda_queue_setup cuda_load workers copy crc32c crc32c_native process_read
 """Copies between a GPU and leased host memory: events, not stream-wide synchronisation, and no busy waiting.
 
 Everything between the call and the future runs in two threads of the queue, without the GIL
@@ -11,6 +11,7 @@ import warnings
 
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdlib cimport calloc, free
 from posix.unistd cimport getpid
 
 from ckptpipe.pyx import cuda_kernel
@@ -67,6 +68,7 @@ cdef class CopyQueue:
 
     def __cinit__(self):
         self.raw = NULL
+        self.loads = NULL
         self.eventfd = -1
         self.host_eventfd = -1
         self.owner_pid = getpid()
@@ -87,6 +89,8 @@ cdef class CopyQueue:
         self.thread = PyThread_get_thread_ident()
         self.driver = loaded()
         self.device = device
+        self.context = context
+        self.stream = stream
         self.depth = depth
         self.requested = checksum
         self.waiters = []
@@ -133,13 +137,8 @@ cdef class CopyQueue:
         options.host_threads = host_threads
         with nogil:
             error = ck_copies_open(&queue, &options, &call)
-        if error > 0:
-            raise self.driver.failure(error, call.decode(), f"copy queue of GPU {self.device}")
-        if error < 0:
-            raise CkptpipeError(
-                f"cannot start a copy queue of GPU {self.device}: {call.decode()}: {os.strerror(-error)}",
-                cure="raise the limits on processes and files (ulimit -u, ulimit -n, pids cgroup)",
-            )
+        if error:
+            raise self.refused(error, call.decode(), f"copy queue of GPU {self.device}")
         self.raw = queue
         self.eventfd = ck_copies_eventfd(queue)
         self.host_eventfd = ck_copies_host_eventfd(queue)
@@ -178,6 +177,41 @@ cdef class CopyQueue:
         """Copy the lease's first ``nbytes`` to device memory; a future of None."""
         return self.begin(CK_COPY_UP, CK_CHECK_NONE, lease, device_address, nbytes)
 
+    def store_and_scan(self, size_t device_address, Lease lease not None, Py_ssize_t nbytes):
+        """`store`, then `scan` of what has arrived, as one operation; a future of Scan. Where the CPU checksums,
+        the Scan is of the lease's bytes."""
+        return self.begin(CK_COPY_UP, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE, lease,
+                          device_address, nbytes)
+
+    def clear(self, size_t device_address, Py_ssize_t nbytes):
+        """Fill device memory with zeros; nothing crosses the link. A future of None."""
+        return self.begin(CK_COPY_CLEAR, CK_CHECK_NONE, None, device_address, nbytes)
+
+    def load(self, file, uint64_t offset, Py_ssize_t nbytes, size_t device_address):
+        """Read ``nbytes`` of a file from ``offset`` straight into device memory; a future of Scan, of what has arrived.
+
+        ``file``: an object with ``fileno()`` and ``share()``, which gives one more hold on the open descriptor,
+        released by its ``release()`` when no thread reads any more, also when the future was cancelled. The future
+        raises OSError (of pread), EOFError where the file ends before, CudaError. Needs `start_loads`: see
+        cuda_load.FileLoader, which chooses threads and buffers.
+        """
+        self.check_usable()
+        if self.loads == NULL:
+            raise RuntimeError("the copy queue was not told to load files: open a FileLoader on it")
+        if offset > (<uint64_t>1 << 62):
+            raise ValueError(f"no file offset: {offset}")
+        cdef Copy copy = self.make(CK_COPY_LOAD, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE,
+                                   device_address, nbytes)
+        if nbytes == 0:
+            copy.future.set_result(Scan(0, True))
+            return copy.future
+        copy.raw.descriptor = file.fileno()
+        copy.raw.offset = offset
+        copy.file = file.share()
+        future = self.fly(copy)
+        ck_loads_submit(self.loads, &copy.raw)
+        return future
+
     def scan(self, size_t device_address, Py_ssize_t nbytes):
         """CRC32C and zero test of device memory, not copied where the kernel runs; a future of Scan."""
         return self.begin(CK_COPY_SCAN, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE, None,
@@ -210,6 +244,11 @@ cdef class CopyQueue:
             await self.drain()
         except asyncio.CancelledError as error:
             cancelled = error
+        if self.loads != NULL:
+            try:
+                await asyncio.shield(asyncio.to_thread(self.stop_loads))  # it calls the driver
+            except asyncio.CancelledError as error:
+                cancelled = error
         while self.raw != NULL:
             if self.ended is None:
                 self.ended = self.loop.create_future()
@@ -247,13 +286,34 @@ cdef class CopyQueue:
             )
         return 0
 
-    cdef object begin(self, int kind, int check, Lease lease, size_t device_address, Py_ssize_t nbytes):
+    cdef Copy make(self, int kind, int check, size_t device_address, Py_ssize_t nbytes):
+        """An operation that has not begun, with its future."""
         self.check_usable()
         if nbytes < 0:
             raise ValueError(f"{nbytes} bytes cannot be copied")
         if nbytes > 0 and (device_address == 0 or device_address > (<size_t>-1) - <size_t>nbytes):
             raise ValueError(f"no device memory range: {nbytes} bytes at {device_address:#x}")
-        future = self.loop.create_future()
+        cdef Copy copy = Copy.__new__(Copy)
+        copy.future = self.loop.create_future()
+        copy.raw.kind = kind
+        copy.raw.check = check
+        copy.raw.elide = self.elide_zeros and kind == CK_COPY_DOWN and check == CK_CHECK_DEVICE
+        copy.raw.device = device_address
+        copy.raw.nbytes = nbytes
+        copy.raw.job.kind = CK_JOB_PASS
+        copy.raw.token = copy.raw.job.token = <void*>copy
+        return copy
+
+    cdef object fly(self, Copy copy):
+        """The C side holds it from here on; its future."""
+        copy.future.add_done_callback(copy._abandon)
+        Py_INCREF(copy)
+        copy.flying = True
+        self.accepted += 1
+        return copy.future
+
+    cdef object begin(self, int kind, int check, Lease lease, size_t device_address, Py_ssize_t nbytes):
+        cdef Copy copy = self.make(kind, check, device_address, nbytes)
         if lease is not None:
             if kind == CK_COPY_DOWN:
                 lease.hold_destination(nbytes)
@@ -262,23 +322,11 @@ cdef class CopyQueue:
         if nbytes == 0:
             if lease is not None:
                 lease.unhold()
-            future.set_result(None if kind == CK_COPY_UP else Scan(0, True))
-            return future
-        cdef Copy copy = Copy.__new__(Copy)
+            copy.future.set_result(None if check == CK_CHECK_NONE else Scan(0, True))
+            return copy.future
         copy.lease = lease
-        copy.future = future
-        copy.raw.kind = kind
-        copy.raw.check = check
-        copy.raw.elide = self.elide_zeros and kind == CK_COPY_DOWN and check == CK_CHECK_DEVICE
-        copy.raw.device = device_address
         copy.raw.host = lease.ptr if lease is not None else NULL
-        copy.raw.nbytes = nbytes
-        copy.raw.job.kind = CK_JOB_PASS
-        copy.raw.token = copy.raw.job.token = <void*>copy
-        future.add_done_callback(copy._abandon)
-        Py_INCREF(copy)
-        copy.flying = True
-        self.accepted += 1
+        future = self.fly(copy)
         ck_copies_submit(self.raw, &copy.raw)
         return future
 
@@ -314,19 +362,27 @@ cdef class CopyQueue:
         copy.flying = False
         copy.future = None  # the callback and the future hold each other
         self.accepted -= 1
-        if copy.raw.error == CU_OK and copy.raw.kind != CK_COPY_SCAN:
+        if copy.raw.error == CU_OK and copy.raw.os_error == 0 and copy.raw.kind not in (CK_COPY_SCAN, CK_COPY_CLEAR):
             if copy.raw.elided:
                 self.elided += copy.raw.nbytes
             else:
                 self.copied += copy.raw.nbytes
         if copy.lease is not None:
             copy.lease.unhold()
+        if copy.file is not None:
+            file, copy.file = copy.file, None
+            file.release()
         if heard and not future.done():
             if copy.raw.error != CU_OK:
                 future.set_exception(self.driver.failure(
                     copy.raw.error, copy.raw.call.decode(),
                     f"{copy.raw.nbytes} bytes of GPU {self.device} at {copy.raw.device:#x}"))
-            elif copy.raw.kind == CK_COPY_UP:
+            elif copy.raw.os_error == CK_FILE_ENDED:
+                future.set_exception(EOFError(
+                    f"ends at byte {copy.raw.ended}, {copy.raw.offset + copy.raw.nbytes} were to be read"))
+            elif copy.raw.os_error:
+                future.set_exception(OSError(copy.raw.os_error, os.strerror(copy.raw.os_error)))
+            elif copy.raw.check == CK_CHECK_NONE:
                 future.set_result(None)
             else:
                 future.set_result(Scan(copy.raw.crc, copy.raw.zero != 0))
@@ -336,6 +392,60 @@ cdef class CopyQueue:
                 if not waiter.done():
                     waiter.set_result(None)
         return 0
+
+    # -- files -------------------------------------------------------------------------------------------
+
+    def start_loads(self, size_t memory, *, int threads, int buffers, Py_ssize_t piece_bytes, int streams,
+                    cpus=None, bint poll=True):
+        """Start the threads of `load`; blocking, from any thread. ``memory``: the address of pinned memory,
+        threads * buffers * piece_bytes, that stays until `stop_loads`."""
+        cdef ck_loads_options options
+        cdef ck_loads* loads = NULL
+        cdef const char* call = NULL
+        cdef int error
+        if self.raw == NULL or self.loads != NULL:
+            raise RuntimeError("the copy queue is closed, or loads files already")
+        if not (1 <= threads <= CK_LOAD_THREADS_MAX and 1 <= buffers <= CK_LOAD_BUFFERS_MAX and streams >= 1
+                and piece_bytes >= 4096 and memory):
+            raise ValueError("threads, buffers, streams or piece_bytes are out of range")
+        numbers = list(cpus or [])
+        options.cuda = &self.driver.raw
+        options.context = <cu_context>self.context
+        options.queue = self.raw
+        options.stream = <cu_stream>self.stream
+        options.streams = min(streams, threads)
+        options.threads = threads
+        options.buffers = buffers
+        options.piece_bytes = piece_bytes
+        options.memory = <unsigned char*>memory
+        options.poll = poll
+        options.ncpus = len(numbers)
+        cdef int* list_of_cpus = <int*>calloc(len(numbers) + 1, sizeof(int))
+        if list_of_cpus == NULL:
+            raise MemoryError()
+        for i, cpu in enumerate(numbers):
+            list_of_cpus[i] = cpu
+        options.cpus = list_of_cpus
+        with nogil:
+            error = ck_loads_open(&loads, &options, &call)
+            free(list_of_cpus)
+        if error:
+            raise self.refused(error, call.decode(), f"file loader of GPU {self.device}")
+        self.loads = loads
+
+    def stop_loads(self):
+        """Finish what is under way, end the threads. Blocking, from any thread; does nothing the second time."""
+        cdef ck_loads* loads = self.loads
+        self.loads = NULL
+        if loads != NULL:
+            with nogil:
+                ck_loads_close(loads)
+
+    cdef object refused(self, int error, str call, str what):
+        if error > 0:
+            return self.driver.failure(error, call, what)
+        return CkptpipeError(f"cannot start a {what}: {call}: {os.strerror(-error)}",
+                             cure="raise the limits on processes and files (ulimit -u, ulimit -n, pids cgroup)")
 
     # -- the end -----------------------------------------------------------------------------------------
 
@@ -360,6 +470,7 @@ cdef class CopyQueue:
 
     def _stop_now(self):
         self.closing = True
+        self.stop_loads()
         ck_copies_stop(self.raw)
         self.finish()
 

@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from ckptpipe.pyx.io_engine import IoEngine
 from ckptpipe.pyx.staging import Lease
@@ -105,6 +105,28 @@ class BackendReport:
     notes: list[str] = field(default_factory=list)  # each fallback, in words
 
 
+class LocalFile(Protocol):
+    """An object that is a file of this machine, open for reading: one hold on it.
+
+    The descriptor stays open, and its number this file's, until every hold is released. Reading it goes through
+    the page cache. ``size`` is the file's when it was opened.
+    """
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def fileno(self) -> int: ...
+
+    def share(self) -> Self:
+        """One more hold."""
+
+    def release(self) -> None:
+        """Give this hold up, once."""
+
+
 class ObjectWriter(ABC):
     """Appends to one new object. Not visible, or not yet whole, until `finish` returns.
 
@@ -175,6 +197,15 @@ class Backend(ABC):
     async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
         """Fill ``lease[:nbytes]`` from the object. May scribble over the lease past nbytes up to the next
         multiple of 4096 (direct reads). ObjectTruncated where the object ends early, ObjectNotFound."""
+
+    async def local_file(self, name: str) -> LocalFile | None:
+        """The object as an open file, for a reader that copies out of the page cache by itself (into a GPU's memory).
+
+        None, the default, where it is no file, or where another way to read it is better: past the page cache (direct
+        I/O), or through a wrapper that must see each read. Only a backend whose `read_into` would read that file
+        through the page cache gives it. ObjectNotFound.
+        """
+        return None
 
     @abstractmethod
     async def read_bytes(self, name: str, *, limit: int) -> bytes:

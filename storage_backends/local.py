@@ -22,7 +22,7 @@ from ckptpipe.storage_backends.budget import ByteBudget
 from ckptpipe.storage_backends.directory import Directory
 from ckptpipe.storage_backends.errors import NoSpace, ObjectExists, ObjectNotFound, StorageError
 from ckptpipe.storage_backends.extent_writer import ExtentWriter
-from ckptpipe.storage_backends.open_files import OpenFile, OpenFiles
+from ckptpipe.storage_backends.open_files import HeldFile, OpenFile, OpenFiles
 from ckptpipe.storage_backends.quantities import format_bytes
 from ckptpipe.storage_backends.shielded import in_thread
 
@@ -132,6 +132,9 @@ class LocalBackend(Backend):
 
     async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
         await self._state.files.read_into(self._directories, check_name(name), offset, nbytes, lease)
+
+    async def local_file(self, name: str) -> HeldFile | None:
+        return await self._state.files.hold(self._directories, check_name(name))
 
     async def read_bytes(self, name: str, *, limit: int) -> bytes:
         check_name(name)

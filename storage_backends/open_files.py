@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptpipe.pyx.io_engine import IoEngine
 from ckptpipe.pyx.staging import Lease
@@ -29,11 +30,66 @@ class OpenFile:
     memory_alignment: int = 1
     offset_alignment: int = 1
     users: int = 0
+    holds: int = 0  # of those who read the descriptor by themselves
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     def close(self) -> None:
         os.close(self.descriptor)
         if self.direct >= 0:
             os.close(self.direct)
+
+    def let_go(self) -> None:
+        self.holds -= 1
+        if self.holds == 0:
+            waiters, self.waiters = self.waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def not_held(self) -> None:
+        """Until the last hold is released."""
+        while self.holds:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiters.append(waiter)
+            await waiter
+
+
+class HeldFile:
+    """One hold on an open file: see `abc.LocalFile`. Of the event loop's thread."""
+
+    __slots__ = ("_file", "_held")
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self._held = True
+        file.holds += 1
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def fileno(self) -> int:
+        if not self._held:
+            raise RuntimeError(f"{self._file.path}: this hold was released")
+        return self._file.descriptor
+
+    def share(self) -> HeldFile:
+        self.fileno()
+        return HeldFile(self._file)
+
+    def release(self) -> None:
+        self.fileno()
+        self._held = False
+        self._file.let_go()
+
+    def __del__(self) -> None:
+        if getattr(self, "_held", False):
+            warnings.warn(f"a hold on {self._file.path} was not released", ResourceWarning, stacklevel=2)
+            self.release()
 
 
 class OpenFiles:
@@ -61,6 +117,14 @@ class OpenFiles:
                 )
             if nbytes:
                 await self._read(file, offset, nbytes, lease)
+        finally:
+            file.users -= 1
+
+    async def hold(self, directories: Sequence[Directory], name: str) -> HeldFile | None:
+        """The object's descriptor, for one who reads through the page cache; None where direct I/O is better."""
+        file = await self._take(directories, name)
+        try:
+            return HeldFile(file) if file.direct < 0 else None
         finally:
             file.users -= 1
 
@@ -126,7 +190,7 @@ class OpenFiles:
         raise ObjectNotFound(f"{name}: no such object in {looked}")
 
     async def _evict(self) -> None:
-        idle = [key for key, file in self._files.items() if not file.users]
+        idle = [key for key, file in self._files.items() if not file.users and not file.holds]
         for key in idle[: max(0, len(self._files) - MAX_OPEN)]:
             await self._close(self._files.pop(key))
 
@@ -139,6 +203,7 @@ class OpenFiles:
     async def _close(self, file: OpenFile) -> None:
         async def close() -> None:
             # A cancelled read may still be in the kernel, and its descriptor's number must not be reused.
+            await file.not_held()
             await self._io.drain(file.descriptor)
             if file.direct >= 0:
                 await self._io.drain(file.direct)

@@ -39,8 +39,8 @@ static int failed(ck_transfer *copy, cu_result result, const char *call) {
 
 /* An operation has ended: on to the host threads, or to the list of the done. */
 static void finish(ck_copies *queue, ck_transfer *copy, int holds_place) {
-    int host = copy->check == CK_CHECK_HOST && copy->kind == CK_COPY_DOWN && copy->error == CU_OK &&
-               !__atomic_load_n(&copy->cancelled, __ATOMIC_RELAXED);
+    int host = copy->check == CK_CHECK_HOST && (copy->kind == CK_COPY_DOWN || copy->kind == CK_COPY_UP) &&
+               copy->error == CU_OK && !__atomic_load_n(&copy->cancelled, __ATOMIC_RELAXED);
     if (copy->check == CK_CHECK_DEVICE && holds_place && copy->error == CU_OK) {
         copy->crc = queue->answers[2 * copy->place];
         copy->zero = queue->answers[2 * copy->place + 1] == 0;
@@ -75,13 +75,16 @@ static int mark(ck_copies *queue, ck_transfer *copy, cu_result result, const cha
     return 0;
 }
 
+/* The checksum, behind whatever the kernels' stream has to wait for. */
 static void issue_kernel(ck_copies *queue, ck_transfer *copy) {
     const ck_cuda *cuda = queue->cuda;
     ck_place *place = &queue->places[copy->place];
     uint64_t nbytes = copy->nbytes;
     cu_address answer = queue->answers_device + (cu_address)(8 * copy->place);
     void *arguments[] = {&copy->device, &nbytes, &queue->scratch, &answer};
-    if (queue->borrowed) { /* whatever the caller's stream still does to this memory comes first */
+    if (copy->kind == CK_COPY_UP) {
+        if (failed(copy, cuda->stream_wait(queue->scan, place->copied, 0), "cuStreamWaitEvent")) return;
+    } else if (queue->borrowed) { /* whatever the caller's stream still does to this memory comes first */
         if (failed(copy, cuda->event_record(place->before, queue->down), "cuEventRecord")) return;
         if (failed(copy, cuda->stream_wait(queue->scan, place->before, 0), "cuStreamWaitEvent")) return;
     }
@@ -97,9 +100,15 @@ static void issue_copy(ck_copies *queue, ck_transfer *copy) {
     if (copy->kind == CK_COPY_DOWN) {
         result = cuda->copy_down(copy->host, copy->device, copy->nbytes, queue->down);
         copy->copying = mark(queue, copy, result, "cuMemcpyDtoHAsync", copied, queue->down);
+        return;
+    }
+    cu_stream up = queue->up[queue->turn++ % UP_STREAMS];
+    if (copy->kind == CK_COPY_CLEAR) {
+        result = cuda->memory_fill(copy->device, 0, copy->nbytes, up);
+        copy->copying = mark(queue, copy, result, "cuMemsetD8Async", copied, up);
     } else {
-        result = cuda->copy_up(copy->device, copy->host, copy->nbytes, queue->up);
-        copy->copying = mark(queue, copy, result, "cuMemcpyHtoDAsync", copied, queue->up);
+        result = cuda->copy_up(copy->device, copy->host, copy->nbytes, up);
+        copy->copying = mark(queue, copy, result, "cuMemcpyHtoDAsync", copied, up);
     }
 }
 
@@ -133,9 +142,13 @@ static void issue(ck_copies *queue, ck_transfer *copy) {
         scan_on_host(queue, copy);
         return;
     }
-    if (copy->check == CK_CHECK_DEVICE && copy->kind != CK_COPY_UP) issue_kernel(queue, copy);
-    if (copy->error != CU_OK || copy->kind == CK_COPY_SCAN || copy->elide) return;
-    issue_copy(queue, copy);
+    if (copy->kind == CK_COPY_UP || copy->kind == CK_COPY_CLEAR) {
+        issue_copy(queue, copy);
+        if (copy->check == CK_CHECK_DEVICE && copy->copying) issue_kernel(queue, copy);
+        return;
+    }
+    if (copy->check == CK_CHECK_DEVICE) issue_kernel(queue, copy);
+    if (copy->kind == CK_COPY_DOWN && copy->error == CU_OK && !copy->elide) issue_copy(queue, copy);
 }
 
 void *ck_copies_issuer(void *argument) {
@@ -151,19 +164,20 @@ void *ck_copies_issuer(void *argument) {
             continue;
         }
         ck_transfer *copy = take(second ? &queue->again : &queue->queued);
-        int cancelled = __atomic_load_n(&copy->cancelled, __ATOMIC_RELAXED);
-        if (!second && !cancelled) copy->place = queue->free_places[queue->running++];
+        int over = __atomic_load_n(&copy->cancelled, __ATOMIC_RELAXED);
+        if (!second && (copy->error != CU_OK || copy->os_error)) over = 1; /* of a load that failed before */
+        if (!second && !over) copy->place = queue->free_places[queue->running++];
         pthread_mutex_unlock(&queue->mutex);
-        if (!cancelled && second)
+        if (!over && second)
             issue_copy(queue, copy);
-        else if (!cancelled)
+        else if (!over)
             issue(queue, copy);
         if (copy->copying || copy->scanning) {
             pthread_mutex_lock(&queue->mutex);
             append(&queue->flight, copy);
             pthread_cond_signal(&queue->wait);
         } else {
-            finish(queue, copy, second || !cancelled);
+            finish(queue, copy, second || !over);
             pthread_mutex_lock(&queue->mutex);
         }
     }
@@ -200,8 +214,11 @@ static void after(ck_copies *queue, ck_transfer *copy) {
 static void wait_for(ck_copies *queue, ck_transfer *copy) {
     const ck_cuda *cuda = queue->cuda;
     ck_place *place = &queue->places[copy->place];
+    if (copy->scanning) {
+        int lost = failed(copy, cuda->event_synchronize(place->scanned), "cuEventSynchronize");
+        if (!lost && copy->kind == CK_COPY_UP) copy->copying = 0; /* the kernel came after the copy */
+    }
     if (copy->copying) failed(copy, cuda->event_synchronize(place->copied), "cuEventSynchronize");
-    if (copy->scanning) failed(copy, cuda->event_synchronize(place->scanned), "cuEventSynchronize");
 }
 
 /* Whether an event that is to be waited for has passed; its error becomes the operation's. */
@@ -234,7 +251,7 @@ void *ck_copies_waiter(void *argument) {
         wait_for(queue, head);
         after(queue, head);
         /* The streams are independent: what others have ended meanwhile need not wait for the next in order. */
-        int missed[3] = {0, 0, 0};
+        int missed[CK_COPY_KINDS] = {0};
         ck_transfers rest = {NULL, NULL};
         for (ck_transfer *copy; (copy = take(&mine)) != NULL;) {
             int kind = copy->kind;

@@ -12,7 +12,8 @@
 #include "cuda_driver.h"
 #include "workers.h"
 
-enum { CK_COPY_DOWN, CK_COPY_UP, CK_COPY_SCAN };
+/* From the device; to the device, and checked there when asked; checked alone; from a file (cuda_load.h); zeros. */
+enum { CK_COPY_DOWN, CK_COPY_UP, CK_COPY_SCAN, CK_COPY_LOAD, CK_COPY_CLEAR, CK_COPY_KINDS };
 enum { CK_CHECK_NONE, CK_CHECK_DEVICE, CK_CHECK_HOST };
 
 #define CK_KERNEL_NAME "ckptpipe_crc32c_zero"
@@ -37,7 +38,16 @@ typedef struct ck_transfer {
     int elided; /* nothing was copied: all zero */
     int place;
     int copying, scanning; /* an event is to be waited for */
+    /* Of CK_COPY_LOAD. */
+    int descriptor;
+    uint64_t offset;
+    size_t given;   /* bytes that threads have taken up */
+    size_t left;    /* bytes that have not arrived */
+    int os_error;   /* errno of a read, or CK_FILE_ENDED */
+    uint64_t ended; /* where the file ended, or could not be read */
 } ck_transfer;
+
+#define CK_FILE_ENDED (-1)
 
 typedef struct ck_copies ck_copies;
 

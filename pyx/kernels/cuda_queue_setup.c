@@ -16,7 +16,8 @@ void ck_copies_release(ck_copies *queue) {
         if (place->before) cuda->event_destroy(place->before);
     }
     if (!queue->borrowed && queue->down) cuda->stream_destroy(queue->down);
-    if (!queue->borrowed && queue->up) cuda->stream_destroy(queue->up);
+    for (int i = 0; i < UP_STREAMS; i++)
+        if (!queue->borrowed && queue->up[i]) cuda->stream_destroy(queue->up[i]);
     if (queue->scan) cuda->stream_destroy(queue->scan);
     if (queue->scratch) cuda->memory_free(queue->scratch);
     if (queue->answers) cuda->host_free((void *)queue->answers);
@@ -54,10 +55,12 @@ static int make_streams(ck_copies *queue, const ck_copies_options *options, cons
     const unsigned flags = CU_EVENT_BLOCKS | CU_EVENT_NO_TIMING;
     queue->borrowed = options->stream != NULL;
     if (queue->borrowed) {
-        queue->down = queue->up = options->stream;
+        queue->down = options->stream;
+        for (int i = 0; i < UP_STREAMS; i++) queue->up[i] = options->stream;
     } else {
         TRY(cuda->stream_create(&queue->down, CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
-        TRY(cuda->stream_create(&queue->up, CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
+        for (int i = 0; i < UP_STREAMS; i++)
+            TRY(cuda->stream_create(&queue->up[i], CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
     }
     TRY(cuda->stream_create(&queue->scan, CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
     for (int i = 0; i < queue->depth; i++) {

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #define SCRATCH_BYTES 4096                  /* 2 * CK_KERNEL_BLOCKS + 1 words, rounded up */
+#define UP_STREAMS 2                        /* in turn: the start of one copy hides behind the end of another */
 #define BOUNCE_BYTES ((size_t)4 << 20)      /* of a scan on the host */
 #define STACK_BYTES ((size_t)512 << 10)     /* the driver runs on these stacks */
 
@@ -22,8 +23,10 @@ typedef struct {
 struct ck_copies {
     const ck_cuda *cuda;
     cu_context context;
-    cu_stream down, up, scan;
-    int borrowed; /* down and up are the caller's one stream */
+    cu_stream down, scan;
+    cu_stream up[UP_STREAMS];
+    unsigned turn; /* whose stream is next: the thread's that issues */
+    int borrowed;  /* down and up are the caller's one stream */
     cu_module module;
     cu_function kernel;
     cu_address scratch;

@@ -1,0 +1,59 @@
+"""Chunks that lie uncompressed in local files go straight into device memory: no ring slot, no second copy.
+
+The source passes them on unread, by their place in a file; the sink has the GPU's queue load and check them. The
+threads and buffers that do it are small: what a ring costs to prefault and to pin is saved too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptpipe.pipeline.chunk import Chunk
+from ckptpipe.pipeline.image.reader import ImageReader
+from ckptpipe.pyx.cuda import CopyQueue, LoadPlan
+from ckptpipe.pyx.cuda_load import THREADS, cpus_of
+from ckptpipe.pyx.workers import Scan
+from ckptpipe.storage_backends.directory import storage_error
+from ckptpipe.storage_backends.errors import ObjectTruncated
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.sources.image import ImageSource
+
+THREADS_MIN = 2  # of each GPU, on a machine with many
+OBJECTS_MAX = 64  # that are looked at in advance
+
+
+def load_plan(workers: int, gpus: int, numa_node: int | None) -> LoadPlan:
+    """``workers``: threads in all, 0 for one a usable CPU; ``gpus``: how many GPUs share the CPUs of ``numa_node``."""
+    share = (workers or len(cpus_of(numa_node))) // max(gpus, 1)
+    return LoadPlan(threads=max(THREADS_MIN, min(share, THREADS)))
+
+
+async def all_local(reader: ImageReader) -> bool:
+    """Whether every stored chunk of the image can be loaded, so that no ring is needed."""
+    objects, index = reader.manifest.objects, reader.index
+    coded = len(index.table) > index.planes_at
+    if coded or len(objects) > OBJECTS_MAX:
+        return False
+    for entry in objects:
+        file = await reader.backend.local_file(entry.name)
+        if file is None:
+            return False
+        file.release()
+    return True
+
+
+async def load(source: ImageSource, chunk: Chunk, queue: CopyQueue, address: int) -> Scan:
+    """The stored bytes of a chunk that was passed on by its place, into device memory; what has arrived there.
+
+    ImageIncomplete, StorageError and their kinds, as where they are read into a slot; CudaError.
+    """
+    assert chunk.place is not None
+    file = chunk.place.file
+    try:
+        return await queue.load(file, chunk.place.offset, chunk.stored_bytes, address)
+    except EOFError as error:
+        ended = ObjectTruncated(f"{file.path}: {error}")
+        raise await source.missing(chunk.stream, chunk.number, ended) from error
+    except OSError as error:
+        raise storage_error(error, "read", file.path) from error

@@ -1,0 +1,142 @@
+"""Loads files into device memory: how many threads, with which buffers, on which CPUs (the work: cuda_queue.load)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ckptpipe.pyx.cuda_memory import Pinned, pin
+from ckptpipe.pyx.cuda_queue import CopyQueue
+from ckptpipe.pyx.memory import Mapping
+
+THREADS = 16  # of one GPU at most: enough for the link where each copies 4 GB/s or more out of the page cache
+PIECE_BYTES = 1 << 20
+BUFFERS = 2
+STREAMS = 4
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """``threads``, each with ``buffers`` of ``piece_bytes``: all of them together are to stay in the CPU's caches.
+
+    ``streams``: which threads take in turn. ``wait``: how a thread learns that a copy has ended.
+    """
+
+    threads: int = 0  # 0: one a usable CPU of the GPU's NUMA node, at most `THREADS`
+    buffers: int = BUFFERS
+    piece_bytes: int = PIECE_BYTES  # a multiple of 4096
+    streams: int = STREAMS
+    wait: Literal["poll", "block"] = "poll"
+
+    @property
+    def nbytes(self) -> int:
+        return self.threads * self.buffers * self.piece_bytes
+
+
+class FileLoader:
+    """The threads and pinned buffers with which one queue loads files. Made by `open`; `aclose` before the queue's."""
+
+    def __init__(self, queue: CopyQueue, plan: LoadPlan, memory: Mapping, pinned: Pinned) -> None:
+        self.queue = queue
+        self.plan = plan
+        self._memory: Mapping | None = memory
+        self._pinned = pinned
+
+    @classmethod
+    async def open(
+        cls, queue: CopyQueue, context: int, plan: LoadPlan | None = None, *, numa_node: int | None = None
+    ) -> FileLoader:
+        """``numa_node``: the GPU's, None where the machine has one. CudaError, MappingError, CkptpipeError."""
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(cls._open, queue, context, plan or LoadPlan(), numa_node)
+        )
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            made = await _settled(opening)
+            if made is not None:
+                await made.aclose()
+            raise
+
+    @classmethod
+    def _open(cls, queue: CopyQueue, context: int, plan: LoadPlan, numa_node: int | None) -> FileLoader:
+        if plan.piece_bytes < _PAGE or plan.piece_bytes % _PAGE:
+            raise ValueError(f"a piece is a multiple of {_PAGE} bytes, not {plan.piece_bytes}")
+        cpus = sorted(cpus_of(numa_node))
+        threads = plan.threads or min(len(cpus) or 1, THREADS)
+        plan = LoadPlan(threads, plan.buffers, plan.piece_bytes, plan.streams, plan.wait)
+        memory = Mapping(plan.nbytes, numa_node=numa_node)
+        try:
+            pinned = pin(memory, context=context)
+            try:
+                queue.start_loads(
+                    pinned.address,
+                    threads=threads,
+                    buffers=plan.buffers,
+                    piece_bytes=plan.piece_bytes,
+                    streams=plan.streams,
+                    cpus=cpus if numa_node is not None else None,
+                    poll=plan.wait == "poll",
+                )
+            except BaseException:
+                pinned.release()
+                raise
+        except BaseException:
+            memory.close()
+            raise
+        return cls(queue, plan, memory, pinned)
+
+    async def aclose(self) -> None:
+        """Wait for what is under way, end the threads, give the memory back. Idempotent; finishes when cancelled."""
+        if self._memory is None:
+            return
+        memory, self._memory = self._memory, None
+        closing = asyncio.ensure_future(asyncio.to_thread(self._close, memory))
+        cancelled: BaseException | None = None
+        while not closing.done():
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        closing.result()
+        if cancelled is not None:
+            raise cancelled
+
+    def _close(self, memory: Mapping) -> None:
+        try:
+            self.queue.stop_loads()
+        finally:
+            try:
+                self._pinned.release()
+            finally:
+                memory.close()
+
+
+async def _settled(opening: asyncio.Future[FileLoader]) -> FileLoader | None:
+    """What comes of it, however often the caller is cancelled meanwhile."""
+    while not opening.done():
+        try:
+            await asyncio.wait([opening])
+        except asyncio.CancelledError:
+            continue
+    return None if opening.cancelled() or opening.exception() else opening.result()
+
+
+def cpus_of(numa_node: int | None) -> set[int]:
+    """The CPUs of a NUMA node that this process may use; all that it may use where none of them is."""
+    usable = os.sched_getaffinity(0)
+    if numa_node is None:
+        return usable
+    try:
+        text = Path(f"/sys/devices/system/node/node{numa_node}/cpulist").read_text(encoding="ascii").strip()
+    except OSError:
+        return usable
+    there: set[int] = set()
+    for piece in filter(None, text.split(",")):
+        first, _, last = piece.partition("-")
+        there.update(range(int(first), int(last or first) + 1))
+    return there & usable or usable
