@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptpipe.pipeline import build
 from ckptpipe.pipeline.context import GraphContext, Meter, graph_context
+from ckptpipe.pipeline.decoding import decoding_for_host
 from ckptpipe.pipeline.errors import ImageNotFound, UsageError
 from ckptpipe.pipeline.graph import Graph, Node
 from ckptpipe.pipeline.image.entries import chunk_count
@@ -196,14 +197,15 @@ async def restore(
         if buffers is not None:
             known = {name: s.name for s in reader.manifest.streams for name in names_of(s.name)}
             streams = [known.get(name, name) for name in buffers]
-        source = ImageSource(reader, decode=True, streams=streams)
-        sink: Sink
-        if buffers is not None:
-            sink = BuffersSink(buffers, context)
-        else:
-            assert to is not None
-            sink = FilesSink(to, context, overwrite=overwrite)
-        return await read_graph(source, sink, context, "restore", progress)
+        async with decoding_for_host(reader, context, streams) as decoder:
+            source = ImageSource(reader, decode=True, streams=streams, decoder=decoder)
+            sink: Sink
+            if buffers is not None:
+                sink = BuffersSink(buffers, context)
+            else:
+                assert to is not None
+                sink = FilesSink(to, context, overwrite=overwrite)
+            return await read_graph(source, sink, context, "restore", progress)
 
 
 async def verify(
@@ -217,8 +219,9 @@ async def verify(
     """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does."""
     async with reading(url, options, settings, expect_digest) as (reader, context):
         await asyncio.to_thread(reader.check_object_checksums)
-        source = ImageSource(reader, decode=True)
-        return await read_graph(source, NothingSink(), context, "verify", progress)
+        async with decoding_for_host(reader, context, None) as decoder:
+            source = ImageSource(reader, decode=True, decoder=decoder)
+            return await read_graph(source, NothingSink(), context, "verify", progress)
 
 
 async def copy(
@@ -282,12 +285,17 @@ async def _run_from_image(
     async with reading(params["url"], params.get("options"), settings, digest) as (reader, context):
         files = [sink for sink in spec.sinks if sink.kind == "files"]
         decode = bool(files) or params.get("decode", any(stage.kind == "compress" for stage in spec.stages))
-        source = ImageSource(reader, decode=decode, streams=params.get("streams"))
-        if len(files) == len(spec.sinks) == 1 and not spec.stages:
-            sink = FilesSink(files[0].url, context, overwrite=spec.overwrite)
-            return await read_graph(source, sink, context, "restore", progress)
-        named = spec if spec.image_name else replace(spec, image_name=reader.manifest.name)
-        return await save_graph(named, source, context, "copy", progress)
+        streams = params.get("streams")
+        async with AsyncExitStack() as stack:
+            decoder = None
+            if decode:
+                decoder = await stack.enter_async_context(decoding_for_host(reader, context, streams))
+            source = ImageSource(reader, decode=decode, streams=streams, decoder=decoder)
+            if len(files) == len(spec.sinks) == 1 and not spec.stages:
+                sink = FilesSink(files[0].url, context, overwrite=spec.overwrite)
+                return await read_graph(source, sink, context, "restore", progress)
+            named = spec if spec.image_name else replace(spec, image_name=reader.manifest.name)
+            return await save_graph(named, source, context, "copy", progress)
 
 
 async def save_graph(
@@ -373,7 +381,7 @@ def read_result(
         streams=counts.streams,
         chunks=counts.chunks,
         zero_chunks=counts.zero_chunks,
-        codec_backend="cpu" if counts.decoded else "",
+        codec_backend=counts.codec_backend,
         engine=report.engine,
         direct=report.direct,
         retries=report.retries,

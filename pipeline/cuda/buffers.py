@@ -11,6 +11,7 @@ from ckptpipe.pipeline.context import GraphContext, graph_context
 from ckptpipe.pipeline.cuda.choice import shown
 from ckptpipe.pipeline.cuda.device_array import DeviceArray, device_array
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu, borrowed
+from ckptpipe.pipeline.cuda.gpu_decoding import plan_decoding
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.image.names import device_stream
@@ -127,8 +128,14 @@ async def restore_device_buffers(
             _require_sizes(ImageSource(reader, decode=True, streams=list(arrays)), arrays)
             memory = DeviceBuffers(cuda, arrays, links)
             ranges = await memory.open(context)
-            verifies = DeviceSink.verifies(ranges, links)
-            source = ImageSource(reader, decode=True, streams=list(arrays), sink_verifies=verifies)
+            decoding = await plan_decoding(links, context, reader, list(arrays))
+            source = ImageSource(
+                reader,
+                decode=True,
+                streams=list(arrays),
+                sink_verifies=DeviceSink.verifies(ranges, links),
+                sink_decodes=decoding.takes,
+            )
             sink = DeviceSink(ranges, links, context)
             result = await operations.read_graph(source, sink, context, "restore", progress)
             result.facts.capture = memory.kind

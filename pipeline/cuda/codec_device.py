@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptpipe.pipeline.codecs import CodecChoice
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
+from ckptpipe.pipeline.decoding import CPU, NVCOMP, BadChunk, differs
+from ckptpipe.pipeline.image.records import PlaneRecord
 from ckptpipe.pyx.cuda import CudaError
 from ckptpipe.pyx.cuda_errors import OUT_OF_MEMORY
 from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.quantities import format_bytes
 
 if TYPE_CHECKING:
@@ -18,9 +21,8 @@ if TYPE_CHECKING:
 
 WRITES = frozenset({"deflate", "ans"})
 """Names of the codecs that a GPU writes."""
-CPU_WRITES = frozenset({"none", "zstd", "deflate"})
-NVCOMP, ENGINE, CPU = "nvcomp-cuda", "decompression-engine", "cpu"
-CURE = "pip install 'ckptpipe[gpu]'"
+READS = frozenset({2, 3})
+"""Ids of the codecs that a GPU may decode: deflate and ans."""
 
 
 class NoGpuCodec(CkptpipeError):
@@ -87,10 +89,54 @@ def encode_plan(choice: CodecChoice, transform: int) -> EncodePlan:
     return EncodePlan(
         codec_id=choice.id,
         level=choice.level or 0,
-        ans_type=getattr(choice, "type", ""),
+        ans_type=(choice.level or 0) if choice.name == "ans" else 0,
         transform=transform,
         block_bytes=0,
     )
+
+
+def reads(codec: DeviceCodec) -> frozenset[int]:
+    """Ids of the codecs that it decodes."""
+    return frozenset(codec.decodes)
+
+
+class _Coded(Protocol):
+    """What a chunk and an index row have in common."""
+
+    @property
+    def stored_bytes(self) -> int: ...
+    @property
+    def stored_crc32c(self) -> int: ...
+    @property
+    def raw_bytes(self) -> int: ...
+    @property
+    def raw_crc32c(self) -> int: ...
+    @property
+    def transform(self) -> int: ...
+    @property
+    def planes(self) -> tuple[PlaneRecord, ...]: ...
+
+
+async def decode(codec: DeviceCodec, coded: _Coded, stored: Lease, address: int) -> None:
+    """Decode ``stored`` to ``address``. BadChunk where either checksum is another, or the decoder complains."""
+    from ckptpipe.pyx.device_codec import DecodeError, StoredMismatch
+
+    try:
+        found = await codec.decode(
+            stored,
+            coded.stored_bytes,
+            coded.stored_crc32c,
+            coded.raw_bytes,
+            coded.transform,
+            coded.planes,
+            address,
+        )
+    except StoredMismatch as error:
+        raise BadChunk(differs("stored", error.found, coded.stored_crc32c)) from error
+    except DecodeError as error:
+        raise BadChunk(f"cannot be decoded: {error}") from error
+    if found != coded.raw_crc32c:
+        raise BadChunk(differs("decoded", found, coded.raw_crc32c))
 
 
 def shown(backends: Iterable[str], simulated: bool) -> str:

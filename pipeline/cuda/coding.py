@@ -13,6 +13,7 @@ from ckptpipe.pipeline.codecs.sampling import pick_transform, sample_facts
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda import codec_device
 from ckptpipe.pipeline.cuda.links import Link, Links
+from ckptpipe.pipeline.decoding import NVCOMP
 from ckptpipe.pipeline.image.records import TRANSFORM_NAMES
 from ckptpipe.pipeline.spec import SOURCE, GraphSpec, StageSpec
 from ckptpipe.pipeline.stages.encoded import EncodedStage
@@ -39,7 +40,7 @@ class TakenStages:
     """The stages that the GPUs do, by name, each with what its edge wants; how each of these forms is coded."""
 
     stages: dict[str, tuple[EncodedStage, Coding]] = field(default_factory=dict)
-    coders: dict[Coding, Coder] = field(default_factory=dict)
+    coders: dict[object, Coder] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -62,12 +63,12 @@ async def take_stages(spec: GraphSpec, links: Links, context: GraphContext) -> T
     reason = await asyncio.to_thread(codec_device.why_no_encoder)
     if reason is not None:
         for name in here:
-            if wanted[name].choice.name not in codec_device.CPU_WRITES:
+            if wanted[name].choice.needs_gpu:
                 raise reason
             taken.notes.append(f"{wanted[name].choice} is the CPU's work: {reason}")
         return taken
     await links.open_codecs(context)
-    backend = codec_device.shown([codec_device.NVCOMP], links.simulated)
+    backend = codec_device.shown([NVCOMP], links.simulated)
     for name in here:
         coding = wanted[name]
         taken.stages[name] = EncodedStage(name, coding.choice, backend), coding

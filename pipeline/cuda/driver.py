@@ -161,6 +161,19 @@ class CudaDriver:
 
         return await self.run(self._within, context, ask)
 
+    async def allocate(self, context: int, nbytes: int) -> int:
+        """Device memory of a retained context: its address. `free` it."""
+        work = functools.partial(self._checked, "cuMemAlloc", nbytes)
+        return int(
+            await self.run(self._within, context, work, undo=lambda made: self._free(context, int(made)))
+        )
+
+    async def free(self, context: int, address: int) -> None:
+        await self.run(self._free, context, address)
+
+    def _free(self, context: int, address: int) -> None:
+        self._within(context, lambda: self._checked("cuMemFree", address))
+
     async def ordinal_of_stream(self, stream: int) -> int:
         """The GPU that a stream belongs to; waits for what was enqueued on it."""
 

@@ -29,11 +29,25 @@ class Link:
     context: int
     queue: CopyQueue
     rings: list[StagingRing]
+    simulated: bool
     codec: DeviceCodec | None = None
 
     @property
     def ring(self) -> StagingRing:
         return self.rings[0]
+
+    def decoded_by(self) -> dict[str, int]:
+        """Chunks that the codec has decoded so far, by who did it, as a result names them."""
+        if self.codec is None:
+            return {}
+        counts = self.codec.decoded_by.items()
+        return {codec_device.shown([name], self.simulated): chunks for name, chunks in counts if chunks}
+
+    async def drain(self) -> None:
+        """Wait until nothing is in flight."""
+        if self.codec is not None:
+            await self.codec.drain()
+        await self.queue.drain()
 
 
 class Links:
@@ -58,7 +72,7 @@ class Links:
             ring = rings[gpu.ordinal]
             await self._pin_once(ring, handle)
             queue = await CopyQueue.create(gpu.ordinal, handle, elide_zeros=True)
-            self._links[gpu.ordinal] = Link(gpu, handle, queue, [ring])
+            self._links[gpu.ordinal] = Link(gpu, handle, queue, [ring], self.simulated)
 
     async def open_codecs(self, context: GraphContext, decoder: str = "auto") -> None:
         """A codec on every GPU that has none, with ``gpu_scratch_bytes`` of its memory. ``decoder``: who decodes.

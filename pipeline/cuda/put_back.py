@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.custom_storage import ranges_of
 from ckptpipe.pipeline.cuda.driver import CudaDriver
+from ckptpipe.pipeline.cuda.gpu_decoding import GpuDecoding, plan_decoding
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.session import ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
@@ -33,14 +34,16 @@ async def put_back(
     links: Links,
     *,
     pairs: Mapping[int, Mapping[str, str]] | None = None,
+    decoding: GpuDecoding | None = None,
     progress: ProgressCallback | None = None,
 ) -> Counts:
     """CHECKPOINTED (or RESTORING, where an earlier try left it there) -> RUNNING for every session.
 
-    ``pairs``: of each session (by k), old GPU to new GPU. Prepares one after another, copies all together,
+    ``pairs``: of each session (by k), old GPU to new GPU. ``decoding``: what `plan_decoding` said. Prepares one after another, copies all together,
     completes and unlocks in reverse order. Nothing is completed before every byte has arrived verified. A
     process that cannot be prepared does not hold up the others: they run again, and then its error is raised.
     """
+    decoding = decoding or await plan_decoding(links, context, reader)
     ready: list[ProcessSession] = []
     failed: list[CkptpipeError] = []
     renamed: dict[str, str] = {}
@@ -61,7 +64,7 @@ async def put_back(
     if ready:
         ranges = [_as_saved(each, renamed) for each in ranges_of(ready)]
         targets = [session.target for session in ready]
-        counts = await while_alive(targets, _copy(ranges, reader, context, links, progress))
+        counts = await while_alive(targets, _copy(ranges, reader, context, links, decoding, progress))
         for session in reversed(ready):
             await session.complete(ProcessState.LOCKED)
         for session in reversed(ready):
@@ -82,6 +85,7 @@ async def _copy(
     reader: ImageReader,
     context: GraphContext,
     links: Links,
+    decoding: GpuDecoding,
     progress: ProgressCallback | None,
 ) -> Counts:
     for left in reversed(range(TRIES)):
@@ -90,6 +94,7 @@ async def _copy(
             decode=True,
             streams=[each.stream for each in ranges],
             sink_verifies=DeviceSink.verifies(ranges, links),
+            sink_decodes=decoding.takes,
         )
         await source.open(context)
         graph = Graph(source, context, phase="restore")

@@ -14,6 +14,7 @@ from ckptpipe.pipeline.cuda.device_map import check_free_memory, parse_device_ma
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
 from ckptpipe.pipeline.cuda.early_start import restore_early
 from ckptpipe.pipeline.cuda.errors import TargetError
+from ckptpipe.pipeline.cuda.gpu_decoding import plan_decoding
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.live_image import verify_live_image
 from ckptpipe.pipeline.cuda.outcome import settle_failure
@@ -141,6 +142,9 @@ async def _from_custom_storage(
         await session.retain(tuple(gpus))
     async with Links(cuda) as links:
         await links.open(context, gpus)
+        decoding = await plan_decoding(
+            links, context, reader
+        )  # before free memory is looked at: it takes some
         waiting = [
             process for process, session in zip(saved, sessions, strict=True) if session.operation is None
         ]
@@ -148,7 +152,9 @@ async def _from_custom_storage(
         for session in sessions:
             session.start_pause()
         return await shielded(
-            put_back(sessions, reader, context, cuda, links, pairs=pairs, progress=progress)
+            put_back(
+                sessions, reader, context, cuda, links, pairs=pairs, decoding=decoding, progress=progress
+            )
         )
 
 
@@ -196,6 +202,7 @@ async def _from_driver_image(
 def _together(compared: Counts, arrived: Counts) -> Counts:
     compared.chunks += arrived.chunks
     compared.zero_chunks += arrived.zero_chunks
-    compared.decoded += arrived.decoded
+    for backend, chunks in arrived.decoded_by.items():
+        compared.count_decoded(backend, chunks)
     compared.stored_bytes += arrived.stored_bytes
     return compared

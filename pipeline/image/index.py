@@ -76,6 +76,11 @@ class Index:
     def __len__(self) -> int:
         return self._first[-1]
 
+    @property
+    def has_coded(self) -> bool:
+        """Whether any chunk is coded."""
+        return len(self.table) > self.planes_at
+
     def row(self, stream: int, chunk: int) -> ChunkRecord:
         """One row. IndexError where there is no such stream or chunk."""
         if not 0 <= stream < len(self._first) - 1:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
-from ckptpipe.pipeline.cuda.links import Links
+from ckptpipe.pipeline.cuda.codec_device import decode
+from ckptpipe.pipeline.cuda.links import Link, Links
+from ckptpipe.pipeline.decoding import BadChunk
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.result import SinkResult
@@ -20,7 +23,8 @@ class DeviceSink(Sink):
     """``ranges``: where each stream of the source goes, in any order; sizes must agree.
 
     When `run` has returned, every byte has arrived on its GPU and is verified: chunks that come unverified
-    (`verifies` says whether they may) are checksummed there, at many times the speed of the link.
+    (`verifies` says whether they may) are checksummed there, at many times the speed of the link. Chunks that come
+    as they are stored are decoded there, by the codecs of ``links``: their stored bytes are checked before.
     """
 
     name = "device memory"
@@ -65,22 +69,39 @@ class DeviceSink(Sink):
             while (chunk := await edge.get()) is not None:
                 target = self._ranges[chunk.stream]
                 address = target.address + chunk.number * self._context.chunk_bytes
-                queue = self._links[target.ordinal].queue
+                link = self._links[target.ordinal]
                 try:
-                    lease = chunk.lease if chunk.lease is not None else self._zero_lease()
-                    await queue.store(address, lease, chunk.raw_bytes)
+                    if chunk.planes:
+                        await self._decode(chunk, link, address)
+                    else:
+                        lease = chunk.lease if chunk.lease is not None else self._zero_lease()
+                        await link.queue.store(address, lease, chunk.raw_bytes)
                 finally:
                     chunk.release()
-                if not chunk.verified:
-                    found = (await queue.scan(address, chunk.raw_bytes)).crc32c
+                if not chunk.verified and not chunk.planes:
+                    found = (await link.queue.scan(address, chunk.raw_bytes)).crc32c
                     if found != chunk.raw_crc32c:
-                        assert isinstance(self._source, ImageSource), (
-                            "no other source leaves chunks unverified"
-                        )
-                        raise self._source.refuse(chunk.stream, chunk.number, found)
+                        raise self._image.refuse(chunk.stream, chunk.number, found)
                 self.done_bytes += chunk.raw_bytes
 
+        before = {link.gpu.ordinal: link.decoded_by() for link in self._links}
         await in_parallel(writers, write)
+        for link in self._links:
+            for backend, chunks in link.decoded_by().items():
+                if more := chunks - before[link.gpu.ordinal].get(backend, 0):
+                    self._image.counts.count_decoded(backend, more)
+
+    async def _decode(self, chunk: Chunk, link: Link, address: int) -> None:
+        assert link.codec is not None and chunk.lease is not None, "what is passed on can be decoded here"
+        try:
+            await decode(link.codec, chunk, chunk.lease, address)
+        except BadChunk as error:
+            raise self._image.refuse_stored(chunk.stream, chunk.number, str(error)) from error
+
+    @property
+    def _image(self) -> ImageSource:
+        assert isinstance(self._source, ImageSource), "no other source leaves chunks unverified"
+        return self._source
 
     def _zero_lease(self) -> Lease:
         """One slot of zeros for every chunk of zeros."""
@@ -99,6 +120,8 @@ class DeviceSink(Sink):
         return
 
     async def aclose(self) -> None:
+        for link in self._links:  # what was cut off must not write into what a second try has written
+            await link.drain()
         if self._zeros is not None:
             self._zeros.release()
             self._zeros = None

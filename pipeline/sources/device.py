@@ -91,7 +91,7 @@ class DeviceSource(Source):
         from ckptpipe.pipeline.cuda.coding import take_stages
 
         taken = await take_stages(spec, self.memory.links, self._context)
-        self._coders = dict(taken.coders)
+        self._coders = taken.coders
         self._notes += taken.notes
         return taken.stages
 

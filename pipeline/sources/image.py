@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptpipe.pipeline.chunk import Chunk, released_on_error
 from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.decoding import CPU, BadChunk, HostDecoder, differs
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.reader import Extent, ImageReader
-from ckptpipe.pipeline.image.records import ChunkRecord
+from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
 from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, in_parallel, zero_chunk
 from ckptpipe.pyx.staging import Lease, StagingRing
 from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
@@ -26,8 +27,18 @@ class Counts:
     streams: int = 0
     chunks: int = 0
     zero_chunks: int = 0
-    decoded: int = 0
+    decoded_by: dict[str, int] = field(default_factory=dict)  # chunks by who decoded them
     stored_bytes: int = 0
+
+    def count_decoded(self, backend: str, chunks: int = 1) -> None:
+        self.decoded_by[backend] = self.decoded_by.get(backend, 0) + chunks
+
+    @property
+    def codec_backend(self) -> str:
+        """Who decoded, for a result; of several, each with its number of chunks."""
+        if len(self.decoded_by) < 2:
+            return "".join(self.decoded_by)
+        return ", ".join(f"{name}: {chunks} chunks" for name, chunks in self.decoded_by.items())
 
 
 class ImageSource(Source):
@@ -46,12 +57,18 @@ class ImageSource(Source):
         decode: bool,
         streams: Sequence[str] | None = None,
         sink_verifies: bool = False,
+        sink_decodes: Callable[[Sequence[PlaneRecord]], bool] | None = None,
+        decoder: HostDecoder | None = None,
     ) -> None:
-        """``sink_verifies``: raw chunks go on unread, and the sink checks them where it is faster (on a GPU)."""
+        """``sink_verifies``: raw chunks go on unread, and the sink checks them where it is faster (on a GPU).
+        ``sink_decodes``: coded chunks for which this is true go on as they are stored, unread too. ``decoder``: for
+        those that it takes; the others are the CPU's."""
         self.reader = reader
         self.counts = Counts()
         self._decode = decode
         self._sink_verifies = sink_verifies
+        self._sink_decodes = sink_decodes
+        self._decoder = decoder
         self._chosen = reader.select(streams)
         manifest = reader.manifest
         self.streams = [
@@ -83,6 +100,9 @@ class ImageSource(Source):
                     await outlet.emit(self._zero(item))
 
         await in_parallel(count, fill)
+        if self._decoder is not None:
+            for backend, chunks in self._decoder.decoded_by().items():
+                self.counts.count_decoded(backend, chunks)
 
     def _zero(self, row: ChunkRecord) -> Chunk:
         chunk = zero_chunk(self._position[row.stream], row.number, row.raw_bytes)
@@ -98,7 +118,7 @@ class ImageSource(Source):
         Encoded chunks are read into a ring of their own: a task that holds stored bytes then waits only for
         slots that sinks free, never for one that another such task holds.
         """
-        encoded = self._decode and any(row.planes for row in extent.rows)
+        encoded = self._decode and any(row.planes and not self._passed_on(row) for row in extent.rows)
         ring = self._ring_of_stored() if encoded else self._context.ring
         with await ring.acquire() as slot:
             name = self.reader.object_name(extent.object)
@@ -116,14 +136,21 @@ class ImageSource(Source):
                     chunk = await self._chunk(row, part)
                 await outlet.emit(chunk)
 
+    def _passed_on(self, row: ChunkRecord) -> bool:
+        """Whether the sink decodes it."""
+        return self._sink_decodes is not None and bool(row.planes) and self._sink_decodes(row.planes)
+
     async def _chunk(self, row: ChunkRecord, part: Lease) -> Chunk:
         """The chunk of ``row``, whose stored bytes are ``part``; owns ``part`` when it returns."""
         context = self._context
-        here = bool(row.planes) or not self._sink_verifies
+        passed_on = self._passed_on(row)
+        takes = self._decode and self._decoder is not None and self._decoder.takes(row.planes)
+        decoder = self._decoder if takes else None
+        here = not passed_on and decoder is None and (bool(row.planes) or not self._sink_verifies)
         if here:
             stored_crc = await context.workers.crc32c(part, row.stored_bytes)
             if stored_crc != row.stored_crc32c:
-                raise self._corrupt(row, _differs("stored", stored_crc, row.stored_crc32c))
+                raise self._corrupt(row, differs("stored", stored_crc, row.stored_crc32c))
         clear_padding(part, row.stored_bytes)  # what lay there belonged to no checksum
         self.counts.chunks += 1
         self.counts.stored_bytes += row.stored_bytes
@@ -132,7 +159,7 @@ class ImageSource(Source):
         chunk.verified = here
         if not row.planes:
             return chunk
-        if not self._decode:
+        if not self._decode or passed_on:
             chunk.stored_bytes = row.stored_bytes
             chunk.stored_crc32c = row.stored_crc32c
             chunk.planes = row.planes
@@ -140,16 +167,23 @@ class ImageSource(Source):
             return chunk
         with released_on_error(await context.ring.acquire()) as slot:
             try:
-                await context.codecs.decompress(row, part, slot)
-            except ValueError as error:
-                raise self._corrupt(row, f"cannot be decoded: {error}") from error
-            raw_crc = await context.workers.crc32c(slot, row.raw_bytes)
-            if raw_crc != row.raw_crc32c:
-                raise self._corrupt(row, _differs("decoded", raw_crc, row.raw_crc32c))
+                await (decoder.decode if decoder else self._decode_here)(row, part, slot)
+            except BadChunk as error:
+                raise self._corrupt(row, str(error)) from error
             clear_padding(slot, row.raw_bytes)
-        self.counts.decoded += 1
         part.release()
         return Chunk(position, row.number, row.raw_bytes, row.raw_crc32c, slot)
+
+    async def _decode_here(self, row: ChunkRecord, stored: Lease, raw: Lease) -> None:
+        """On the CPU."""
+        try:
+            await self._context.codecs.decompress(row, stored, raw)
+        except ValueError as error:
+            raise BadChunk(f"cannot be decoded: {error}") from error
+        raw_crc = await self._context.workers.crc32c(raw, row.raw_bytes)
+        if raw_crc != row.raw_crc32c:
+            raise BadChunk(differs("decoded", raw_crc, row.raw_crc32c))
+        self.counts.count_decoded(CPU)
 
     def _ring_of_stored(self) -> StagingRing:
         if self._stored_ring is None:
@@ -166,7 +200,12 @@ class ImageSource(Source):
     def refuse(self, stream: int, number: int, found_crc32c: int) -> ImageCorrupt:
         """The error for an unverified chunk that its sink found to be bad."""
         row = self.reader.index.row(self._chosen[stream], number)
-        return self._corrupt(row, _differs("stored", found_crc32c, row.raw_crc32c))
+        what = "decoded" if row.planes else "stored"
+        return self._corrupt(row, differs(what, found_crc32c, row.raw_crc32c))
+
+    def refuse_stored(self, stream: int, number: int, what: str) -> ImageCorrupt:
+        """The error for stored bytes that the sink which was to decode them found to be bad."""
+        return self._corrupt(self.reader.index.row(self._chosen[stream], number), what)
 
     def _corrupt(self, row: ChunkRecord, what: str) -> ImageCorrupt:
         return ImageCorrupt(
@@ -195,7 +234,3 @@ class ImageSource(Source):
 
     async def aclose(self) -> None:
         return
-
-
-def _differs(what: str, found: int, wanted: int) -> str:
-    return f"{what} bytes have the checksum {found:08x}, the index says {wanted:08x}"

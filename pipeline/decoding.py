@@ -1,0 +1,82 @@
+"""Who decodes the chunks of an image: decided, and refused where nobody can, before anything is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from ckptpipe.pipeline.codecs import DECODABLE
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.errors import UnsupportedImage
+from ckptpipe.pipeline.image.codec_use import CodecUse, codecs_used
+from ckptpipe.pipeline.image.reader import ImageReader
+from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
+from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.pyx.staging import Lease
+
+NVCOMP, ENGINE, CPU = "nvcomp-cuda", "decompression-engine", "cpu"
+CURE = "pip install 'ckptpipe[gpu]' on a machine with an NVIDIA GPU, and restore it there"
+
+
+class BadChunk(Exception):
+    """A chunk's bytes are not what was saved; the text says in what way."""
+
+
+class HostDecoder(Protocol):
+    """Decodes into host memory what the CPU does not decode, or shall not."""
+
+    def takes(self, planes: Sequence[PlaneRecord]) -> bool: ...
+
+    async def decode(self, row: ChunkRecord, stored: Lease, raw: Lease) -> None:
+        """Fill ``raw[:row.raw_bytes]``, both checksums checked. BadChunk where one is another."""
+
+    def decoded_by(self) -> dict[str, int]:
+        """Chunks by who decoded them, as a result names it."""
+        ...
+
+
+def differs(what: str, found: int, wanted: int) -> str:
+    return f"{what} bytes have the checksum {found:08x}, the index says {wanted:08x}"
+
+
+async def uses(reader: ImageReader, streams: Sequence[str] | None) -> dict[int, CodecUse]:
+    """The codecs of some streams, by id; of all where ``streams`` is None."""
+    if not reader.index.has_coded:
+        return {}
+    return await asyncio.to_thread(codecs_used, reader.index, reader.select(streams))
+
+
+def require_cpu(
+    reader: ImageReader, used: Mapping[int, CodecUse], reason: CkptpipeError | None = None
+) -> None:
+    """UnsupportedImage where the CPU does not have one of the codecs. ``reason``: why no GPU decodes it."""
+    for use in used.values():
+        if use.codec not in DECODABLE:
+            why = f": {reason}" if reason is not None else ""
+            raise UnsupportedImage(
+                f"{reader.url}: {use.chunks} chunks are coded with {use.name}, which only a GPU decodes{why}",
+                cure=CURE,
+            ) from reason
+
+
+@asynccontextmanager
+async def decoding_for_host(
+    reader: ImageReader, context: GraphContext, streams: Sequence[str] | None
+) -> AsyncIterator[HostDecoder | None]:
+    """For a restore into files or buffers, as ``decompress_backend`` says: None where the CPU decodes all.
+
+    ``auto`` is the CPU where it has the codecs, a GPU where it has not. UnsupportedImage where neither has;
+    UsageError or CkptpipeError where what was forced cannot run.
+    """
+    asked = context.settings.decompress_backend
+    used = await uses(reader, streams)
+    if asked == CPU or (asked == "auto" and used.keys() <= DECODABLE):
+        require_cpu(reader, used)
+        yield None
+        return
+    from ckptpipe.pipeline.cuda.host_decoder import gpu_decoder
+
+    async with gpu_decoder(reader, context, used) as decoder:
+        yield decoder
