@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptpipe.pipeline.codecs import CodecChoice, parse_compress
+from ckptpipe.pipeline.codecs import CodecChoice, Encoding, choice_of, parse_compress, parse_transform
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.graph import Graph
@@ -59,17 +59,17 @@ def make_source(spec: SourceSpec) -> Source:
     raise UsageError(f"source kind {spec.kind!r} is not known")
 
 
-def sink_specs(to: object, compress: str) -> tuple[tuple[StageSpec, ...], tuple[SinkSpec, ...]]:
+def sink_specs(
+    to: object, compress: str, transform: str = "auto"
+) -> tuple[tuple[StageSpec, ...], tuple[SinkSpec, ...]]:
     """Stages and sinks of a save to one or several URLs, all compressed the same way (once)."""
     given = [to] if isinstance(to, str | os.PathLike | SinkSpec) else list(to)  # type: ignore[call-overload]
     if not given:
         raise UsageError("no sink", cure="name at least one URL with --to")
     choice = parse_compress(compress)
-    stages = (
-        (StageSpec("compress", "compress", SOURCE, {"codec": choice.name, "level": choice.level}),)
-        if choice.compresses
-        else ()
-    )
+    parse_transform(transform)
+    params = {"codec": choice.name, "level": choice.level, "transform": transform}
+    stages = (StageSpec("compress", "compress", SOURCE, params),) if choice.compresses else ()
     reads = stages[0].name if stages else SOURCE
     sinks = tuple(
         item if isinstance(item, SinkSpec) and item.reads != SOURCE else _reading(item, reads)
@@ -156,14 +156,12 @@ def _edge(reads: str) -> str:
 
 def codec_of(spec: StageSpec) -> CodecChoice:
     """The codec of a compress stage. UsageError where there is none of that name."""
-    name, level = spec.params["codec"], spec.params.get("level")
-    choice = parse_compress(name if level is None else f"{name}:{level}")
-    return choice if choice.compresses else CodecChoice()
+    return choice_of(spec.params["codec"], spec.params.get("level"))
 
 
 def _make_stage(spec: StageSpec, context: GraphContext) -> CompressStage | LimitStage:
     params: Mapping[str, Any] = spec.params
     if spec.kind == "limit":
         return LimitStage(spec.name, float(params["rate"]))
-    choice = codec_of(spec)
-    return CompressStage(spec.name, choice, context, sink_bytes=context.backend_context.inflight_bytes)
+    encoding = Encoding(codec_of(spec), parse_transform(params.get("transform", "auto")))
+    return CompressStage(spec.name, encoding, context, sink_bytes=context.backend_context.inflight_bytes)

@@ -57,9 +57,9 @@ cdef class _Split:
 
 
 def split(source, planes):
-    """Write the bytes of ``source`` by their position in its elements: ``planes[p]`` gets p, p + K, p + 2K, ….
+    """Write the bytes of ``source`` by position: ``planes[p]`` gets bytes p, p + K, p + 2K, …
 
-    K is the number of ``planes``, 2 or 4, each of exactly (len(source) - p + K - 1) // K bytes. No range
+    K is the number of ``planes``, 2 or 4; plane p has (len(source) - p + K - 1) // K bytes. No range
     overlaps another. Lets go of the GIL. ValueError for another number or length.
     """
     cdef _Split held = _Split(source, planes, False)

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ckptpipe.pipeline.codecs.abc import Codec
-from ckptpipe.pipeline.codecs.choice import CODEC_IDS, CODEC_NAMES, NONE, CodecChoice, parse_compress
+from ckptpipe.pipeline.codecs.choice import (
+    CODEC_IDS,
+    CODEC_NAMES,
+    NONE,
+    CodecChoice,
+    choice_of,
+    parse_compress,
+)
+from ckptpipe.pipeline.codecs.deflate import DeflateCodec
+from ckptpipe.pipeline.codecs.encoding import Encoding, parse_transform
 from ckptpipe.pipeline.codecs.none import NoneCodec
 from ckptpipe.pipeline.codecs.zstd import ZstdCodec
 
@@ -14,28 +25,34 @@ __all__ = [
     "NONE",
     "Codec",
     "CodecChoice",
+    "Encoding",
+    "choice_of",
     "codec_for_id",
     "codec_name",
     "make_codec",
     "parse_compress",
+    "parse_transform",
 ]
 
-_DECODERS: dict[int, type[NoneCodec] | type[ZstdCodec]] = {NoneCodec.id: NoneCodec, ZstdCodec.id: ZstdCodec}
-DECODABLE = frozenset(_DECODERS)  # ids that this version can decode
+_CODECS: dict[int, Callable[..., Codec]] = {
+    NoneCodec.id: NoneCodec,
+    ZstdCodec.id: ZstdCodec,
+    DeflateCodec.id: DeflateCodec,
+}
+DECODABLE = frozenset(_CODECS)  # ids that the CPU can decode; the others need a GPU with nvCOMP
 
 
 def make_codec(choice: CodecChoice) -> Codec:
-    """The codec of a choice that `parse_compress` made."""
-    if choice.name == NoneCodec.name:
-        return NoneCodec()
-    if choice.name == ZstdCodec.name:
-        return ZstdCodec() if choice.level is None else ZstdCodec(choice.level)
-    raise ValueError(f"no codec is called '{choice.name}'")
+    """The CPU's codec of a choice. ValueError for one that only a GPU has, and for ``auto``."""
+    make = _CODECS.get(CODEC_IDS.get(choice.name, -1))
+    if make is None:
+        raise ValueError(f"the CPU has no codec called '{choice.name}'")
+    return make() if choice.level is None else make(choice.level)
 
 
 def codec_for_id(number: int) -> Codec:
     """The decoder of an id in a plane record. KeyError for one that is not in `DECODABLE`."""
-    return _DECODERS[number]()
+    return _CODECS[number]()
 
 
 def codec_name(number: int) -> str:

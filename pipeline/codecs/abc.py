@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -26,3 +27,40 @@ class Codec(ABC):
 
         Memory stays bounded whatever the input claims (zstd windows, declared sizes).
         """
+
+    def compress_blocks(
+        self, source: memoryview, destination: memoryview, block_bytes: int
+    ) -> tuple[int, ...]:
+        """Code each block of ``block_bytes`` of ``source`` on its own, one behind the other into ``destination``.
+
+        The stored lengths of the blocks; none where they do not fit.
+        """
+        lengths = []
+        at = 0
+        for start in range(0, source.nbytes, block_bytes):
+            with source[start : start + block_bytes] as block, destination[at:] as room:
+                stored = self.compress_into(block, room)
+            if not stored:
+                return ()
+            lengths.append(stored)
+            at += stored
+        return tuple(lengths)
+
+    def decompress_blocks(
+        self, source: memoryview, lengths: Sequence[int], destination: memoryview, block_bytes: int
+    ) -> None:
+        """The inverse: fill ``destination`` from blocks of these stored lengths. ValueError names the block.
+
+        ``lengths`` add up to ``source`` and are as many as ``destination`` has blocks.
+        """
+        at = 0
+        for number, stored in enumerate(lengths):
+            start = number * block_bytes
+            with source[at : at + stored] as block, destination[start : start + block_bytes] as room:
+                try:
+                    self.decompress_into(block, room)
+                except ValueError as error:
+                    if len(lengths) == 1:
+                        raise
+                    raise ValueError(f"block {number} of {len(lengths)}: {error}") from error
+            at += stored

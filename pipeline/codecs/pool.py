@@ -8,19 +8,21 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ckptpipe.pipeline.codecs import Codec, CodecChoice, codec_for_id, make_codec
+from ckptpipe.pipeline.codecs.chunk_codec import ChunkCodec, Encoded
+from ckptpipe.pipeline.codecs.encoding import Encoding
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.image.records import ChunkRecord
     from ckptpipe.pyx.staging import Lease
 
 THREADS_MAX = 32
+T = TypeVar("T")
 
 
 class CodecPool:
-    """``threads`` threads (0: one a usable CPU, at most 32), each with codecs of its own.
+    """``threads`` threads (0: one a usable CPU, at most 32), each with codecs and scratch of its own, one chunk's size.
 
     A job holds a lease of its own on both ranges until its thread is done with them, also when the task
     that asked for it was cancelled. Jobs wait in the order they came; the ring bounds how many there are.
@@ -42,35 +44,25 @@ class CodecPool:
         return self._inflight
 
     async def compress(
-        self, choice: CodecChoice, source: Lease, nbytes: int, destination: Lease, limit: int
-    ) -> int:
-        """Compress ``source[:nbytes]`` into ``destination[:limit]``; 0 where it does not fit."""
+        self, encoding: Encoding, source: Lease, nbytes: int, destination: Lease, limit: int
+    ) -> Encoded:
+        """Encode ``source[:nbytes]`` into ``destination[:limit]``; ``stored_bytes`` 0 where that gains nothing."""
 
-        def work(read: memoryview, write: memoryview) -> int:
-            return self._codec(choice).compress_into(read, write)
+        def work(read: memoryview, write: memoryview) -> Encoded:
+            return self._codec().encode(encoding, read, write)
 
         return await self._run(work, source, nbytes, destination, limit)
 
     async def decompress(self, record: ChunkRecord, source: Lease, destination: Lease) -> None:
-        """Fill ``destination[:record.raw_bytes]`` from ``source[:record.stored_bytes]``, planes and all.
+        """Fill ``destination[:record.raw_bytes]`` from ``source[:record.stored_bytes]``, planes, transform and all.
 
-        ValueError where the input is damaged. The record is one of a decoded index, so its lengths fit.
+        ValueError where the input is damaged. The record is one of a decoded index, so its lengths fit; its codecs
+        are among `DECODABLE`.
         """
 
-        def work(read: memoryview, write: memoryview) -> int:
-            taken = given = 0
-            for plane in record.planes:
-                with read[taken : taken + plane.stored_bytes] as stored:
-                    with write[given : given + plane.raw_bytes] as raw:
-                        self._codec(plane.codec).decompress_into(stored, raw)
-                taken += plane.stored_bytes
-                given += plane.raw_bytes
-            return given
+        def work(read: memoryview, write: memoryview) -> None:
+            self._codec().decode(record, read, write)
 
-        if record.transform or not record.planes:
-            raise ValueError(
-                f"transform {record.transform} with {len(record.planes)} planes is not for this pool"
-            )
         await self._run(work, source, record.stored_bytes, destination, record.raw_bytes)
 
     async def aclose(self) -> None:
@@ -81,34 +73,31 @@ class CodecPool:
             await self._idle.wait()
         self._executor.shutdown(wait=True)  # nothing runs: the threads only have to wake up and leave
 
-    def _codec(self, key: CodecChoice | int) -> Codec:
-        """This thread's codec for a choice (to compress) or an id (to decompress)."""
-        codecs: dict[CodecChoice | int, Codec] | None = getattr(self._own, "codecs", None)
-        if codecs is None:
-            codecs = self._own.codecs = {}
-        codec = codecs.get(key)
+    def _codec(self) -> ChunkCodec:
+        """This thread's."""
+        codec: ChunkCodec | None = getattr(self._own, "codec", None)
         if codec is None:
-            codec = codecs[key] = codec_for_id(key) if isinstance(key, int) else make_codec(key)
+            codec = self._own.codec = ChunkCodec()
         return codec
 
     async def _run(
         self,
-        work: Callable[[memoryview, memoryview], int],
+        work: Callable[[memoryview, memoryview], T],
         source: Lease,
         nbytes: int,
         destination: Lease,
         limit: int,
-    ) -> int:
+    ) -> T:
         if self._closed:
             raise RuntimeError("the codec pool is closed")
         if not 0 <= nbytes <= source.nbytes or not 0 <= limit <= destination.nbytes:
             raise ValueError(f"{nbytes} of {source.nbytes} bytes into {limit} of {destination.nbytes}")
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[int] = loop.create_future()
+        answer: asyncio.Future[T] = loop.create_future()
         held = source.share(), destination.share()
         spent = 0.0
 
-        def job() -> int:
+        def job() -> T:
             nonlocal spent
             start = time.thread_time()
             try:
@@ -118,7 +107,7 @@ class CodecPool:
             finally:
                 spent = time.thread_time() - start
 
-        def settle(done: Future[int]) -> None:
+        def settle(done: Future[T]) -> None:
             # On the loop's thread: leases wake tasks that wait for a slot.
             for lease in held:
                 lease.release()

@@ -59,6 +59,8 @@ class Index:
         for stream in manifest.streams:
             first.append(first[-1] + stream.chunks)
         self._first = first
+        self.first_chunks: dict[int, dict[int, int]] = {}
+        """By codec and stream: the first chunk that the codec is in."""
 
     @staticmethod
     def decode(stored: bytes, manifest: Manifest) -> Index:

@@ -7,10 +7,10 @@ from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
-from ckptpipe.pipeline.codecs import CODEC_NAMES, DECODABLE
+from ckptpipe.pipeline.codecs import CODEC_NAMES
 from ckptpipe.pipeline.errors import ImageCorrupt, UnsupportedImage
 from ckptpipe.pipeline.image.manifest import Manifest
-from ckptpipe.pipeline.image.records import HEADER, PLANE, ROW, TRANSFORM_NAMES, ChunkFlags, check_planes
+from ckptpipe.pipeline.image.records import HEADER, PLANE, ROW, TRANSFORMS, ChunkFlags, check_planes
 from ckptpipe.pipeline.image.strict_json import CURE
 from ckptpipe.pyx.checksum import crc32c_zeros
 
@@ -93,14 +93,14 @@ class Audit:
         ) = values
         if flags & ~ChunkFlags.ZERO:
             self.unknown(stream, chunk, f"flags {flags:#06x}")
-        if transform:
-            self.unknown(stream, chunk, f"transform {TRANSFORM_NAMES.get(transform, str(transform))}")
+        if transform not in TRANSFORMS:
+            self.unknown(stream, chunk, f"transform {transform}")
         if reserved or last:
             self.refuse(stream, chunk, "reserved bits of its row are set")
         if raw != raw_wanted:
             self.refuse(stream, chunk, f"{raw} raw bytes where {raw_wanted} belong")
         if flags:
-            if number or lane or offset or stored or stored_crc or planes or at:
+            if number or lane or offset or stored or stored_crc or planes or at or transform:
                 self.refuse(stream, chunk, "a zero chunk that is stored somewhere")
             if raw not in self.zero_crcs:
                 self.zero_crcs[raw] = crc32c_zeros(raw)
@@ -125,30 +125,31 @@ class Audit:
             )
         self.extents[number].append(offset >> 12 << 16 | pages)
         if planes:
-            self.check_planes(stream, chunk, at, planes, raw, stored)
-        elif stored != raw or at or stored_crc != raw_crc:
+            self.check_planes(stream, chunk, at, planes, transform, raw, stored)
+        elif stored != raw or at or stored_crc != raw_crc or transform:
             self.refuse(stream, chunk, "a raw chunk whose stored side is not its raw side")
 
-    def check_planes(self, stream: int, chunk: int, at: int, count: int, raw: int, stored: int) -> None:
+    def check_planes(
+        self, stream: int, chunk: int, at: int, count: int, transform: int, raw: int, stored: int
+    ) -> None:
         if at != self.planes_end:
             self.refuse(stream, chunk, f"plane records at {at}, not {self.planes_end}")
-        if count != 1:
-            self.refuse(stream, chunk, f"{count} planes without a transform")
+        if count != TRANSFORMS[transform]:
+            self.refuse(stream, chunk, f"{count} planes where its transform makes {TRANSFORMS[transform]}")
         try:
             planes = self.index.plane_records(at, count)
         except struct.error as error:
             self.refuse(stream, chunk, f"damaged plane records: {error}")
-        problem = check_planes(planes, 0, raw, stored)
+        for plane in planes:
+            if plane.codec not in CODEC_NAMES:
+                self.unknown(stream, chunk, f"codec {plane.codec}")
+        problem = check_planes(planes, transform, raw, stored)
         if problem:
             self.refuse(stream, chunk, problem)
         for plane in planes:
             self.planes_end += PLANE.size + 4 * len(plane.block_lengths)
-            if plane.codec not in DECODABLE:
-                self.unknown(stream, chunk, f"codec {CODEC_NAMES.get(plane.codec, str(plane.codec))}")
-            if plane.codec and len(plane.block_lengths) != 1:
-                self.unknown(
-                    stream, chunk, f"{CODEC_NAMES[plane.codec]} in {len(plane.block_lengths)} blocks"
-                )
+            if plane.codec:
+                self.index.first_chunks.setdefault(plane.codec, {}).setdefault(stream, chunk)
 
     def check_extents(self) -> None:
         for entry, extents in zip(self.manifest.objects, self.extents, strict=True):

@@ -30,6 +30,9 @@ TRANSFORMS = {0: 1, 1: 2, 2: 4}  # id: number of planes
 TRANSFORM_NAMES = {0: "none", 1: "planes2", 2: "planes4"}
 
 BLOCK_MIN = 4096  # bytes; a smaller block size is only allowed where one block is the whole plane
+# By codec: the largest block size, in raw bytes (FORMAT.md, "Codecs"). A whole plane, what decompression engines take,
+# and what nvCOMP's codecs take.
+BLOCK_MAX = {1: 64 << 20, 2: 4 << 20, 3: 1 << 20, 4: 64 << 10, 5: 4 << 20, 6: 4 << 20, 7: 4 << 20}
 PLANES_MAX = 4
 
 
@@ -123,10 +126,14 @@ def _check_plane(plane: PlaneRecord) -> str:
         return "is coded but empty"
     if plane.block_bytes > plane.raw_bytes or plane.block_bytes < min(BLOCK_MIN, plane.raw_bytes):
         return f"has blocks of {plane.block_bytes} bytes in {plane.raw_bytes}"
+    if plane.block_bytes > BLOCK_MAX.get(plane.codec, plane.block_bytes):
+        return f"has blocks of {plane.block_bytes} bytes, {BLOCK_MAX[plane.codec]} is the most"
     if len(plane.block_lengths) != -(-plane.raw_bytes // plane.block_bytes):
         return f"has {len(plane.block_lengths)} blocks of {plane.block_bytes} bytes for {plane.raw_bytes}"
     if 0 in plane.block_lengths:
         return "has an empty block"
     if sum(plane.block_lengths) != plane.stored_bytes:
         return f"has blocks of {sum(plane.block_lengths)} bytes together, not {plane.stored_bytes}"
+    if plane.stored_bytes > plane.raw_bytes:
+        return f"has {plane.stored_bytes} stored bytes for {plane.raw_bytes} raw ones"
     return ""

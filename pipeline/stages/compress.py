@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from ckptpipe.pipeline.chunk import Chunk
-from ckptpipe.pipeline.codecs import CODEC_IDS, CodecChoice
+from ckptpipe.pipeline.codecs import Encoding
+from ckptpipe.pipeline.codecs.chunk_codec import AS_IT_IS
+from ckptpipe.pipeline.codecs.encoding import GAIN
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
+from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.image.layout import padded
-from ckptpipe.pipeline.image.records import whole_plane
 from ckptpipe.pipeline.sources.abc import clear_padding, in_parallel
 from ckptpipe.pipeline.stages.abc import Stage
 from ckptpipe.pyx.staging import Lease
 
-GAIN = 0.05
-"""A chunk is stored raw unless compression saves at least this share of it."""
-
 
 class CompressStage(Stage):
-    """Encodes each chunk with one codec; keeps it raw where the gain is under `GAIN`.
+    """Encodes each chunk with one codec, behind a transform; keeps it raw where the gain is under `GAIN`.
 
     Output slots come from a ring of the stage's own, and one is reserved before a chunk is taken: a chunk in
     hand never waits for memory that only its own progress could free.
     """
 
-    def __init__(self, name: str, choice: CodecChoice, context: GraphContext, *, sink_bytes: int) -> None:
-        """``sink_bytes``: what the sinks behind this stage keep in flight, so that the ring can feed them."""
+    def __init__(self, name: str, encoding: Encoding, context: GraphContext, *, sink_bytes: int) -> None:
+        """``sink_bytes``: what the sinks behind this stage keep in flight, so that the ring can feed them.
+
+        UsageError for a codec that only a GPU writes: what comes here lies in host memory.
+        """
+        choice = encoding.codec
+        if choice.needs_gpu:
+            raise UsageError(
+                f"{choice} is written on a GPU only, and what stage {name} reads lies in host memory",
+                cure="take zstd or deflate, which the CPU writes",
+            )
         self.name = name
         self.choice = choice
+        self.encoding = encoding
         self.compressed = 0
         self.raw = 0
         self._context = context
@@ -70,16 +79,15 @@ class CompressStage(Stage):
         limit = int(chunk.raw_bytes * (1 - GAIN))
         if padded(limit) >= padded(chunk.raw_bytes):
             limit = padded(chunk.raw_bytes) - 4096  # a gain that the padding swallows is none
-        stored = 0
+        encoded = AS_IT_IS
         if limit > 0:
             compress = self._context.codecs.compress
-            stored = await compress(self.choice, chunk.lease, chunk.raw_bytes, slot, limit)
-        if stored == 0:
+            encoded = await compress(self.encoding, chunk.lease, chunk.raw_bytes, slot, limit)
+        if not encoded.stored_bytes:
             self.raw += 1
             return False
-        clear_padding(slot, stored)
-        crc = await self._context.workers.crc32c(slot, stored)
-        planes = whole_plane(CODEC_IDS[self.choice.name], self.choice.level or 0, chunk.raw_bytes, stored)
-        chunk.encode(slot, stored, crc, planes)
+        clear_padding(slot, encoded.stored_bytes)
+        crc = await self._context.workers.crc32c(slot, encoded.stored_bytes)
+        chunk.encode(slot, encoded.stored_bytes, crc, encoded.planes, encoded.transform)
         self.compressed += 1
         return True

@@ -9,14 +9,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
 
-from ckptpipe.pipeline.codecs import pool as pool_module
+from ckptpipe.pipeline.codecs import chunk_codec, parse_compress
 from ckptpipe.pipeline.codecs.abc import Codec
-from ckptpipe.pipeline.codecs.choice import NONE, CodecChoice
+from ckptpipe.pipeline.codecs.chunk_codec import AS_IT_IS, Encoded
+from ckptpipe.pipeline.codecs.encoding import Encoding
 from ckptpipe.pipeline.codecs.pool import CodecPool
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord, whole_plane
 from ckptpipe.pyx.staging import Lease, StagingRing, leaked, outstanding
 
-ZSTD = CodecChoice("zstd", 3)
+ZSTD = Encoding(parse_compress("zstd:3"), 0)
 SLOT = 64 << 10
 DATA = bytes(random.Random(1).choices(b"abcdefgh", k=SLOT - 100))
 
@@ -62,26 +63,15 @@ def record(stored: int, raw: int = len(DATA), planes: tuple[PlaneRecord, ...] | 
 def test_round_trip() -> None:
     async def scenario(pool: CodecPool, ring: StagingRing) -> None:
         with await filled(ring, DATA) as source, await ring.acquire() as stored, await ring.acquire() as back:
-            count = await pool.compress(ZSTD, source, len(DATA), stored, SLOT)
+            encoded = await pool.compress(ZSTD, source, len(DATA), stored, SLOT)
+            count = encoded.stored_bytes
             assert 0 < count < len(DATA)
+            assert encoded == Encoded(count, whole_plane(1, 3, len(DATA), count), 0)
             await pool.decompress(record(count), stored, back)
             assert content(back, len(DATA)) == DATA
-            assert await pool.compress(ZSTD, source, len(DATA), stored, count - 1) == 0
-            assert await pool.compress(NONE, source, 10, stored, 10) == 10
+            assert await pool.compress(ZSTD, source, len(DATA), stored, count - 1) == AS_IT_IS
+            assert await pool.compress(Encoding(), source, 10, stored, 10) == AS_IT_IS
         assert pool.jobs == 4 and pool.cpu_seconds > 0
-
-    run(scenario)
-
-
-def test_several_planes() -> None:
-    async def scenario(pool: CodecPool, ring: StagingRing) -> None:
-        with await filled(ring, DATA) as source, await ring.acquire() as stored, await ring.acquire() as back:
-            count = await pool.compress(ZSTD, source, len(DATA), stored, SLOT)
-            with memoryview(stored) as view:
-                view[count : count + 5] = b"plain"
-            planes = (*whole_plane(1, 3, len(DATA), count), PlaneRecord(0, 0, 0, 5, 5))
-            await pool.decompress(record(count + 5, len(DATA) + 5, planes), stored, back)
-            assert content(back, len(DATA) + 5) == DATA + b"plain"
 
     run(scenario)
 
@@ -91,13 +81,15 @@ def test_damage_is_a_value_error_and_the_pool_goes_on() -> None:
         with await filled(ring, b"no frame") as source, await ring.acquire() as back:
             with pytest.raises(ValueError, match="zstd frame"):
                 await pool.decompress(record(8, 100), source, back)
-            with pytest.raises(ValueError, match="transform 1"):
+            with pytest.raises(ValueError, match="transform 1 does not make 1 planes"):
                 await pool.decompress(record(8, 100)._replace(transform=1), source, back)
+            with pytest.raises(ValueError, match="9 stored bytes for 100 raw ones"):
+                await pool.decompress(record(8, 100)._replace(stored_bytes=9), source, back)
             with pytest.raises(ValueError, match="bytes into"):
                 await pool.compress(ZSTD, source, SLOT + 1, back, SLOT)
             with pytest.raises(ValueError, match="bytes into"):
                 await pool.compress(ZSTD, source, SLOT, back, SLOT + 1)
-            assert await pool.compress(ZSTD, source, 8, back, SLOT) > 0
+            assert (await pool.compress(ZSTD, source, len(DATA), back, SLOT)).stored_bytes > 0
 
     run(scenario)
 
@@ -129,7 +121,7 @@ class Gate(Codec):
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate()
-    monkeypatch.setattr(pool_module, "make_codec", lambda choice: made)
+    monkeypatch.setattr(chunk_codec, "make_codec", lambda choice: made)
     return made
 
 
@@ -137,7 +129,7 @@ async def entered(gate: Gate) -> None:
     await asyncio.to_thread(gate.entered.acquire)
 
 
-def started(work: Awaitable[int]) -> asyncio.Task[int]:
+def started(work: Awaitable[Encoded]) -> asyncio.Task[Encoded]:
     return asyncio.ensure_future(work)  # type: ignore[arg-type]
 
 
@@ -180,7 +172,7 @@ def test_a_queued_job_that_is_cancelled_never_runs(gate: Gate) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await queued
             gate.open.set()
-            assert await running == 3
+            assert (await running).stored_bytes == 3
         await pool.aclose()
         assert not gate.entered.acquire(blocking=False)
 
@@ -200,7 +192,7 @@ def test_closing_waits_for_what_was_queued(gate: Gate) -> None:
             await asyncio.sleep(0)
             assert not closing.done()
             gate.open.set()
-            assert await asyncio.gather(*jobs) == [3, 3]
+            assert [each.stored_bytes for each in await asyncio.gather(*jobs)] == [3, 3]
             await closing
             with pytest.raises(RuntimeError, match="closed"):
                 await pool.compress(ZSTD, source, len(DATA), first, SLOT)

@@ -161,7 +161,7 @@ GOOD = "source: {files: /a}\n"
         ),
         (
             GOOD + "stages: [{compress: lz4}]\nsinks: [{to: /b}]\n",
-            "c.yaml:2:21: stages.0.compress: no codec is called 'lz4'; use none, zstd or zstd:LEVEL",
+            "c.yaml:2:21: stages.0.compress: lz4 is not written: it gains nothing on weights and activations; use one of none, auto, zstd, deflate, ans, gdeflate",
         ),
         (
             GOOD + "stages: [{limit: 5MB}]\nsinks: [{to: /b}]\n",

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ SAVE_ID = r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{12}"
 HEADER = "<8sIIQQII20sI"
 ROW = "<IHBBQIHHQIIIIQQ"
 PLANE = "<BbHIIII"
+BLOCK_MAX = {1: 64 << 20, 2: 4 << 20, 3: 1 << 20, 4: 64 << 10, 5: 4 << 20, 6: 4 << 20, 7: 4 << 20}
 
 
 class Refused(Exception):
@@ -173,6 +175,17 @@ def zstd_frame(data: bytes, raw_size: int, window: int) -> bytes:
     return raw
 
 
+def deflate_stream(data: bytes, raw_size: int) -> bytes:
+    """Decode exactly one raw RFC 1951 stream of a known size."""
+    decoder = zlib.decompressobj(-15)
+    try:
+        raw = decoder.decompress(data, raw_size + 1)
+    except zlib.error as error:
+        raise Refused(f"deflate: {error}") from error
+    require(decoder.eof and not decoder.unused_data and len(raw) == raw_size, "stream cut short or followed")
+    return raw
+
+
 def parse_index(
     stored: bytes, manifest: dict[str, Any], crc: Callable[[bytes], int] = crc32c
 ) -> list[dict[str, Any]]:
@@ -239,6 +252,10 @@ def parse_index(
                         require(0 < min(plane_raw, 4096) <= block <= plane_raw, "block size")
                         require(blocks == (plane_raw + block - 1) // block, "number of blocks")
                         require(0 not in lengths and sum(lengths) == plane_stored, "block lengths")
+                        require(plane_stored <= plane_raw, "a plane that grew")
+                        require(codec in BLOCK_MAX and block <= BLOCK_MAX[codec], "codec, or size of a block")
+                    position = len(row["planes"])
+                    require(plane_raw == (raw - position + planes - 1) // planes, "length of a plane")
                     row["planes"].append((codec, block, plane_raw, plane_stored, lengths))
                 require(sum(plane[2] for plane in row["planes"]) == raw, "raw length of planes")
                 require(sum(plane[3] for plane in row["planes"]) == stored_size, "stored length of planes")
@@ -261,15 +278,15 @@ def decode_chunk(row: dict[str, Any], stored: bytes) -> bytes:
     raw = bytearray(row["raw"])
     at = 0
     for position, (codec, block, plane_raw, _, lengths) in enumerate(row["planes"]):
-        require(plane_raw == (row["raw"] - position + width - 1) // width, "length of a plane")
         if codec == 0:
             plane, at = stored[at : at + plane_raw], at + plane_raw
         else:
-            require(codec == 1, f"codec {codec}")
+            require(codec in (1, 2), f"codec {codec} needs a GPU")
             plane = b""
             for length in lengths:
                 size = min(block, plane_raw - len(plane))
-                plane += zstd_frame(stored[at : at + length], size, 64 << 20)
+                coded = stored[at : at + length]
+                plane += zstd_frame(coded, size, 64 << 20) if codec == 1 else deflate_stream(coded, size)
                 at += length
         raw[position::width] = plane
     return bytes(raw)

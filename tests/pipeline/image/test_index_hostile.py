@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete, UnsupportedImage
 from ckptpipe.pipeline.image import Index, Manifest
+from ckptpipe.pipeline.image.records import PlaneRecord, check_planes
 from ckptpipe.pyx.errors import CkptpipeError
 from tests.pipeline.image.samples import CHUNK, SAVE_ID, Sample, make_sample, noise, sample, text
 from tests.pipeline.image.second_reader import Refused, parse_index, parse_manifest
@@ -53,6 +54,7 @@ ROWS = rows_of(GOOD)
 RAW = next(number for number, row in enumerate(ROWS) if row.is_raw)
 CODED = next(number for number, row in enumerate(ROWS) if row.planes)
 ZERO = next(number for number, row in enumerate(ROWS) if row.zero)
+PLANES_AT = ROWS_AT + 64 * len(ROWS)
 
 
 def test_the_object_must_be_the_one_of_the_manifest() -> None:
@@ -92,6 +94,10 @@ def test_every_flipped_byte_is_refused() -> None:
         (RAW, "stored_crc", 1, "stored side"),
         (RAW, "plane_offset", 24, "stored side"),
         (RAW, "planes", 1, "plane"),
+        (RAW, "transform", 1, "stored side"),
+        (ZERO, "transform", 2, "zero chunk"),
+        (CODED, "transform", 1, "1 planes where its transform makes 2"),
+        (CODED, "transform", 2, "1 planes where its transform makes 4"),
         (CODED, "planes", 0, "stored side"),
         (CODED, "planes", 2, "2 planes"),
         (CODED, "planes", 255, "255 planes"),
@@ -118,8 +124,8 @@ def test_hostile_rows(row: int, field: str, value: int, words: str) -> None:
     [
         ("flags", 2, "flags 0x0002"),
         ("flags", 0x8000, "flags 0x8000"),
-        ("transform", 1, "planes2"),
-        ("transform", 9, "9"),
+        ("transform", 3, "transform 3"),
+        ("transform", 255, "transform 255"),
     ],
 )
 def test_unknown_flags_and_transforms(field: str, value: int, words: str) -> None:
@@ -129,16 +135,34 @@ def test_unknown_flags_and_transforms(field: str, value: int, words: str) -> Non
     assert "stream 'files/weights.bin', chunk 0" in str(error)
 
 
-@pytest.mark.parametrize(("codec", "name"), [(2, "deflate"), (3, "ans"), (200, "200")])
-def test_unknown_codecs(codec: int, name: str) -> None:
+@pytest.mark.parametrize("codec", [8, 200, 255])
+def test_unknown_codecs(codec: int) -> None:
     table = GOOD.table
-    table[ROWS_AT + 64 * len(ROWS)] = codec
+    table[PLANES_AT] = codec
     error = refused(GOOD.with_table(table))
     assert isinstance(error, UnsupportedImage)
-    assert f"codec {name}, which" in str(error) and "chunk" in str(error)
+    assert f"codec {codec}, which" in str(error) and "chunk" in str(error)
 
 
-PLANES_AT = ROWS_AT + 64 * len(ROWS)
+@pytest.mark.parametrize("codec", range(1, 8))
+def test_codecs_of_the_format_are_taken_whether_or_not_the_cpu_has_them(codec: int) -> None:
+    table = GOOD.table
+    table[PLANES_AT] = codec
+    made = GOOD.with_table(table)
+    first = Index.decode(made.index, made.manifest).first_chunks
+    row = ROWS[CODED]
+    assert first[codec][row.stream] == row.number
+
+
+@pytest.mark.parametrize(("codec", "most"), [(2, 4 << 20), (3, 1 << 20), (4, 64 << 10), (5, 4 << 20)])
+def test_blocks_longer_than_a_codec_takes(codec: int, most: int) -> None:
+    """As long as is allowed: taken. Longer: refused, by name."""
+    raw = 2 * most
+    for block, taken in ((most, True), (most + 4096, False)):
+        lengths = (1000,) * -(-raw // block)
+        record = PlaneRecord(codec, 0, block, raw, sum(lengths), lengths)
+        problem = check_planes((record,), 0, raw, sum(lengths))
+        assert problem == "" if taken else f"blocks of {block} bytes, {most} is the most" in problem
 
 
 @pytest.mark.parametrize(
@@ -315,9 +339,10 @@ def test_each_byte_of_the_table_matters() -> None:
         within = (position - ROWS_AT) % 64
         harmless = 60 <= position < 64  # the header's CRC is computed anew
         checksum = position < PLANES_AT and 40 <= within < 48
-        level = position >= PLANES_AT and (position - PLANES_AT) % 24 == 1
+        # The codec's level is information; another codec is found when the block is read, or refused then.
+        codec = position >= PLANES_AT and (position - PLANES_AT) % 24 in (0, 1)
         offset = position < PLANES_AT and 24 <= within < 32  # into room that no chunk has
-        assert harmless or checksum or level or offset, f"byte {position}"
+        assert harmless or checksum or codec or offset, f"byte {position}"
     assert accepted < len(table) // 8
 
 
@@ -339,7 +364,8 @@ def test_both_readers_agree_on_damaged_tables(data: st.DataObject) -> None:
     try:
         found = Index.decode(made.index, made.manifest)
     except UnsupportedImage:
-        return  # the second reader knows transforms
+        assert not second_accepts(made)
+        return
     except ImageCorrupt:
         assert not second_accepts(made)
         return
