@@ -33,7 +33,10 @@ class CodecPool:
         self.threads = threads or min(len(os.sched_getaffinity(0)), THREADS_MAX)
         self.jobs = 0  # done since the start
         self.cpu_seconds = 0.0  # of the codec threads, inside codecs
-        self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="ckptpipe-codec")
+        self.nice = 0  # of threads that begin from now on, over that of the process
+        self._executor = ThreadPoolExecutor(
+            self.threads, thread_name_prefix="ckptpipe-codec", initializer=self._begin
+        )
         self._own = threading.local()
         self._inflight = 0
         self._closed = False
@@ -65,6 +68,14 @@ class CodecPool:
 
         await self._run(work, source, record.stored_bytes, destination, record.raw_bytes)
 
+    async def look(self, work: Callable[[ChunkCodec, memoryview], T], source: Lease, nbytes: int) -> T:
+        """``work(codec, source[:nbytes])`` on a codec thread, with that thread's codec."""
+
+        def look(read: memoryview, _: memoryview) -> T:
+            return work(self._codec(), read)
+
+        return await self._run(look, source, nbytes, source, 0)
+
     async def aclose(self) -> None:
         """Wait for the jobs that were queued, then end the threads. Idempotent."""
         self._closed = True
@@ -72,6 +83,12 @@ class CodecPool:
             self._idle = asyncio.Event()
             await self._idle.wait()
         self._executor.shutdown(wait=True)  # nothing runs: the threads only have to wake up and leave
+
+    def _begin(self) -> None:
+        """A thread begins. Niceness belongs to threads on Linux (nptl(7)), and only goes up without privileges."""
+        if self.nice:
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + self.nice)
 
     def _codec(self) -> ChunkCodec:
         """This thread's."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.codecs import Encoding
-from ckptpipe.pipeline.codecs.chunk_codec import AS_IT_IS
 from ckptpipe.pipeline.codecs.encoding import GAIN
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
@@ -76,18 +75,24 @@ class CompressStage(Stage):
         """True where the chunk now owns the slot."""
         if chunk.lease is None or chunk.planes:
             return False  # zeros, or encoded already (a copied image)
-        limit = int(chunk.raw_bytes * (1 - GAIN))
-        if padded(limit) >= padded(chunk.raw_bytes):
-            limit = padded(chunk.raw_bytes) - 4096  # a gain that the padding swallows is none
-        encoded = AS_IT_IS
-        if limit > 0:
-            compress = self._context.codecs.compress
-            encoded = await compress(self.encoding, chunk.lease, chunk.raw_bytes, slot, limit)
-        if not encoded.stored_bytes:
-            self.raw += 1
-            return False
-        clear_padding(slot, encoded.stored_bytes)
-        crc = await self._context.workers.crc32c(slot, encoded.stored_bytes)
-        chunk.encode(slot, encoded.stored_bytes, crc, encoded.planes, encoded.transform)
-        self.compressed += 1
-        return True
+        encoded = await encode_chunk(self._context, self.encoding, chunk, slot)
+        self.compressed += encoded
+        self.raw += not encoded
+        return encoded
+
+
+async def encode_chunk(context: GraphContext, encoding: Encoding, chunk: Chunk, slot: Lease) -> bool:
+    """Encode a raw chunk into ``slot``, which is the chunk's then. False where it is better stored as it is."""
+    assert chunk.lease is not None
+    limit = int(chunk.raw_bytes * (1 - GAIN))
+    if padded(limit) >= padded(chunk.raw_bytes):
+        limit = padded(chunk.raw_bytes) - 4096  # a gain that the padding swallows is none
+    if limit <= 0:
+        return False
+    encoded = await context.codecs.compress(encoding, chunk.lease, chunk.raw_bytes, slot, limit)
+    if not encoded.stored_bytes:
+        return False
+    clear_padding(slot, encoded.stored_bytes)
+    crc = await context.workers.crc32c(slot, encoded.stored_bytes)
+    chunk.encode(slot, encoded.stored_bytes, crc, encoded.planes, encoded.transform)
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -214,3 +215,20 @@ def test_jobs_run_side_by_side(gate: Gate) -> None:
             await asyncio.gather(*jobs)
 
     run(scenario, threads=2)
+
+
+def test_a_look_at_a_lease_is_taken_by_a_codec_thread() -> None:
+    async def scenario(pool: CodecPool, ring: StagingRing) -> None:
+        pool.nice = 3
+        with await filled(ring, DATA) as source:
+            here = threading.get_native_id()
+
+            def work(codec: chunk_codec.ChunkCodec, view: memoryview) -> tuple[bytes, int, int]:
+                thread = threading.get_native_id()
+                return bytes(view), thread, os.getpriority(os.PRIO_PROCESS, thread)
+
+            data, thread, nice = await pool.look(work, source, 100)
+            assert data == DATA[:100] and thread != here
+            assert nice == os.getpriority(os.PRIO_PROCESS, here) + 3
+
+    run(scenario)
