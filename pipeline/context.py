@@ -12,7 +12,14 @@ from dataclasses import replace
 from ckptpipe.pipeline.codecs.pool import CodecPool
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.result import RunFacts
-from ckptpipe.pipeline.settings import CHUNK_MAX, CHUNK_MIN, GPU_SCRATCH_MIN, MIB, Settings
+from ckptpipe.pipeline.settings import (
+    CHUNK_MAX,
+    CHUNK_MIN,
+    DECOMPRESS_BACKENDS,
+    GPU_SCRATCH_MIN,
+    MIB,
+    Settings,
+)
 from ckptpipe.pyx.io_engine import IoEngine, open_engine
 from ckptpipe.pyx.staging import StagingRing
 from ckptpipe.pyx.workers import WorkerPool
@@ -145,6 +152,11 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(
             f"a ring of {settings.ring_bytes} bytes holds fewer than {RING_MIN_SLOTS} chunks of {chunk} bytes",
             cure=f"take a ring of at least {RING_MIN_SLOTS * chunk} bytes, or smaller chunks",
+        )
+    if settings.decompress_backend not in DECOMPRESS_BACKENDS:
+        raise UsageError(
+            f"decompress backend {settings.decompress_backend!r} is not known",
+            cure=f"take one of {', '.join(DECOMPRESS_BACKENDS)}",
         )
     if settings.gpu_scratch_bytes < GPU_SCRATCH_MIN:
         raise UsageError(

@@ -19,7 +19,7 @@ from ckptpipe.pipeline.image.reader import ImageReader, open_image
 from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, RunFacts, SaveResult, SinkResult
-from ckptpipe.pipeline.settings import Settings
+from ckptpipe.pipeline.settings import DecompressBackend, Settings
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sinks.buffers import BuffersSink, names_of
 from ckptpipe.pipeline.sinks.files import FilesSink
@@ -147,6 +147,7 @@ async def restore(
     device_buffers: Mapping[str, Any] | None = None,
     driver: CudaDriver | None = None,
     where: Where = "auto",
+    decompress_backend: DecompressBackend | None = None,
     options: Options | None = None,
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
@@ -163,7 +164,12 @@ async def restore(
     while the rest of an evicted image still arrives; faster, but what then stays bad ends the process, where it
     would otherwise stay checkpointed. Or into ``device_buffers``
     {stream name: array on a GPU of this process}. ``where``: as for `save`.
+
+    ``decompress_backend``: who decodes, in place of the settings': auto is the first of decompression-engine,
+    nvcomp-cuda and cpu that can, chunk by chunk (for files and buffers, the CPU where it can). One that is named and
+    cannot is an error, as is an image that nobody here decodes, before anything is touched.
     """
+    settings = _decoded_by(decompress_backend, settings)
     pids = [*([pid] if pid is not None else []), *processes]
     if sum(given is not None for given in (to, buffers, pids or None, device_buffers)) != 1:
         raise UsageError(
@@ -212,16 +218,22 @@ async def verify(
     url: str,
     *,
     expect_digest: str = "",
+    decompress_backend: DecompressBackend | None = None,
     options: Options | None = None,
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
 ) -> ReadResult:
     """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does."""
+    settings = _decoded_by(decompress_backend, settings)
     async with reading(url, options, settings, expect_digest) as (reader, context):
         await asyncio.to_thread(reader.check_object_checksums)
         async with decoding_for_host(reader, context, None) as decoder:
             source = ImageSource(reader, decode=True, decoder=decoder)
             return await read_graph(source, NothingSink(), context, "verify", progress)
+
+
+def _decoded_by(backend: DecompressBackend | None, settings: Settings | None) -> Settings | None:
+    return settings if backend is None else replace(settings or Settings(), decompress_backend=backend)
 
 
 async def copy(

@@ -13,6 +13,7 @@ CHUNK_MAX = 64 * MIB
 GPU_SCRATCH_MIN = 16 * MIB
 
 DecompressBackend = Literal["auto", "decompression-engine", "nvcomp-cuda", "cpu"]
+DECOMPRESS_BACKENDS = ("auto", "decompression-engine", "nvcomp-cuda", "cpu")
 
 
 @dataclass(frozen=True, slots=True)

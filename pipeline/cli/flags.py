@@ -199,6 +199,10 @@ _ENGINE: dict[str, Any] = {
         "type": click.Choice(["auto", "thp", "hugetlb", "off"]),
         "help": "Huge pages for the staging ring.",
     },
+    "--gpu-scratch": {
+        "type": SIZE,
+        "help": "Memory of each GPU for codecs there, where they are used (default 512MiB).",
+    },
     "--lock-memory": {"is_flag": True, "help": "Lock the staging ring in memory."},
 }
 _SETTINGS = {
@@ -209,10 +213,20 @@ _SETTINGS = {
     "codec_threads": "codec_threads",
     "io_depth": "io_depth",
     "huge_pages": "huge_pages",
+    "gpu_scratch": "gpu_scratch_bytes",
+    "decompress_backend": "decompress_backend",
     "lock_memory": "lock_memory",
     "source_direct": "source_direct",
     "target_direct": "target_direct",
 }
+
+
+decompress_flag = click.option(
+    "--decompress-backend",
+    type=click.Choice(["auto", "decompression-engine", "nvcomp-cuda", "cpu"]),
+    help="Who decodes (default: the first of these that can, by chunk). One that is named and cannot is an error.",
+)
+"""Goes above `engine_flags`, which takes it into ``settings``."""
 
 
 def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,14 @@ from ckptpipe.pipeline.cli.controller_flags import (
     pid_option,
     refuse_without_pid,
 )
-from ckptpipe.pipeline.cli.flags import CONTEXT, BackendFlags, backend_flags, engine_flags, output_flags
+from ckptpipe.pipeline.cli.flags import (
+    CONTEXT,
+    BackendFlags,
+    backend_flags,
+    decompress_flag,
+    engine_flags,
+    output_flags,
+)
 from ckptpipe.pipeline.cli.session import Session
 
 _DIGEST = click.option(
@@ -58,6 +65,7 @@ def _directory_or_pid(context: click.Context, parameter: click.Parameter, to: st
     type=click.Choice(["auto", "on", "off"]),
     help="Bypass the page cache when the restored files are written.",
 )
+@decompress_flag
 @_DIGEST
 @controller_flags
 @output_flags
@@ -140,6 +148,7 @@ def restore(
 
 @click.command(context_settings=CONTEXT)
 @click.argument("url", metavar="URL/NAME")
+@decompress_flag
 @_DIGEST
 @output_flags
 @backend_flags

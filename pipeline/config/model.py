@@ -140,6 +140,12 @@ class RunSettings(_Model):
     numa_node: integer(0, 1023) | None = Field(  # type: ignore[valid-type]
         None, description="NUMA node of the staging ring; nothing: the kernel's choice"
     )
+    gpu_scratch_bytes: Size = Field(
+        512 * MIB, description="Memory of each GPU that codecs there take, where they are used"
+    )
+    decompress_backend: choice("auto", "decompression-engine", "nvcomp-cuda", "cpu") = Field(  # type: ignore[valid-type]
+        "auto", description="Who decodes an image; one that is named and cannot fails the run"
+    )
 
 
 def _form(value: object) -> str:
