@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from ckptpipe.pipeline.sources.files import FilesSource
 from ckptpipe.pipeline.sources.stdin import StdinSource
 from ckptpipe.pipeline.sources.synthetic import SyntheticSource
 from ckptpipe.pipeline.spec import SOURCE, GraphSpec, SinkSpec, SourceSpec, StageSpec
+from ckptpipe.pipeline.stages.auto import AutoStage
 from ckptpipe.pipeline.stages.compress import CompressStage
 from ckptpipe.pipeline.stages.encoded import EncodedStage
 from ckptpipe.pipeline.stages.limit import LimitStage
@@ -101,11 +103,16 @@ def link(
             cure="take letters, digits, '.', '_' and '-', at most 128, the first a letter or digit",
         )
     graph = Graph(source, context, phase=phase)
-    encoders: dict[str, CompressStage | EncodedStage | None] = {SOURCE: None}
+    encoders: dict[str, CompressStage | AutoStage | EncodedStage | None] = {SOURCE: None}
+    limits = {SOURCE: math.inf}  # bytes a second between a node's encoder and what reads from the node
     for stage in in_order(spec.stages):
         made, wants = (taken or {}).get(stage.name) or (_make_stage(stage, context), None)
         graph.add_stage(made, _edge(stage.reads), wants=wants)
-        encoders[stage.name] = made if not isinstance(made, LimitStage) else encoders[stage.reads]
+        if isinstance(made, LimitStage):
+            encoders[stage.name] = encoders[stage.reads]
+            limits[stage.name] = min(limits[stage.reads], made.rate)
+        else:
+            encoders[stage.name], limits[stage.name] = made, math.inf
     read = {stage.reads for stage in spec.stages} | {sink.reads for sink in spec.sinks}
     for stage in spec.stages:
         if stage.name not in read:
@@ -132,6 +139,9 @@ def link(
             compress=encoders[sink.reads],
         )
         graph.add_sink(image, _edge(sink.reads))
+        encoder = encoders[sink.reads]
+        if isinstance(encoder, AutoStage):
+            encoder.feeds(image, limits[sink.reads])
     return graph
 
 
@@ -159,9 +169,15 @@ def codec_of(spec: StageSpec) -> CodecChoice:
     return choice_of(spec.params["codec"], spec.params.get("level"))
 
 
-def _make_stage(spec: StageSpec, context: GraphContext) -> CompressStage | LimitStage:
+def _make_stage(spec: StageSpec, context: GraphContext) -> CompressStage | AutoStage | LimitStage:
     params: Mapping[str, Any] = spec.params
     if spec.kind == "limit":
         return LimitStage(spec.name, float(params["rate"]))
     encoding = Encoding(codec_of(spec), parse_transform(params.get("transform", "auto")))
-    return CompressStage(spec.name, encoding, context, sink_bytes=context.backend_context.inflight_bytes)
+    sink_bytes = context.backend_context.inflight_bytes
+    if encoding.codec.auto:
+        leisure = bool(params.get("leisure"))
+        return AutoStage(
+            spec.name, context, sink_bytes=sink_bytes, transform=encoding.transform, leisure=leisure
+        )
+    return CompressStage(spec.name, encoding, context, sink_bytes=sink_bytes)

@@ -29,6 +29,9 @@ class SinkResult:
     retries: int = 0
     seconds: float = 0.0  # until durable
     notes: list[str] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # of auto: what was chosen for each stream, and why
 
 
 @dataclass(slots=True)

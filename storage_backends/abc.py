@@ -61,6 +61,7 @@ class Capabilities:
     put_atomic: Literal["rename", "conditional-put", "put", "memory", "in-place"] = "rename"
     if_absent: Literal["atomic", "checked"] = "atomic"  # "checked": look first, then write; a race can lose
     durable: bool = True  # finish() and put_atomic() return only when a crash of the machine cannot undo them
+    in_memory: bool = False  # takes bytes as fast as the CPU copies them: encoding them first only costs
 
 
 @dataclass(frozen=True, slots=True)

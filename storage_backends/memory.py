@@ -85,7 +85,9 @@ class MemoryBackend(Backend):
         self._budget = budget
         self._writers: set[ExtentWriter] = set()
         self.url = f"memory:{store}{'/' if prefix else ''}{prefix.rstrip('/')}"
-        self.capabilities = Capabilities(write_size=1 << 20, lanes=1, put_atomic="memory", durable=False)
+        self.capabilities = Capabilities(
+            write_size=1 << 20, lanes=1, put_atomic="memory", durable=False, in_memory=True
+        )
 
     @classmethod
     async def open(cls, url: str, context: BackendContext, options: Mapping[str, object]) -> Self:

@@ -44,7 +44,9 @@ class NullBackend(Backend):
     def __init__(self, url: str, context: BackendContext, budget: ByteBudget, counts: NullCounts) -> None:
         self.url = url
         self.counts = counts
-        self.capabilities = Capabilities(write_size=1 << 20, put_atomic="memory", durable=False)
+        self.capabilities = Capabilities(
+            write_size=1 << 20, put_atomic="memory", durable=False, in_memory=True
+        )
         self._context = context
         self._budget = budget
 

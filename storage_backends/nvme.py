@@ -68,6 +68,7 @@ class NvmeBackend(LocalBackend):
             put_atomic="rename",
             if_absent="atomic",
             durable=durable,
+            in_memory=not durable,
         )
 
     @classmethod

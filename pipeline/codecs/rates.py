@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ckptpipe.pipeline.codecs.choice import ANS_TYPES, CodecChoice
-from ckptpipe.pipeline.codecs.encoding import Encoding
+from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO, Encoding
 from ckptpipe.pipeline.codecs.sampling import SampleFacts, pick_transform
 
 GB = 1e9
@@ -39,12 +39,17 @@ GPU_RATES: Mapping[str, float] = {
 """Raw bytes a second that nvCOMP compresses on an H200, where no measurement is at hand."""
 
 
-def candidates(facts: SampleFacts) -> list[Encoding]:
-    """What is worth trying on such bytes on the CPU, first; empty where no codec finds anything."""
+def candidates(facts: SampleFacts, only: int = TRANSFORM_AUTO) -> list[Encoding]:
+    """What is worth trying on such bytes on the CPU, first; empty where no codec finds anything. ``only``: the one
+    transform that may be used."""
     if facts.random or not facts.sampled:
         return []
-    transform = pick_transform(facts, FAST)
+    transform = pick_transform(facts, FAST) if only == TRANSFORM_AUTO else only
     found = [Encoding(FAST, transform)]
+    if only != TRANSFORM_AUTO:
+        return (
+            [*found, Encoding(FASTER, transform)] if max(facts.repeats, facts.zeros) >= REPETITIVE else found
+        )
     if transform and facts.repeats > 0.05:
         found.append(Encoding(FAST, 0))
     if max(facts.repeats, facts.zeros) >= REPETITIVE:
@@ -52,28 +57,22 @@ def candidates(facts: SampleFacts) -> list[Encoding]:
     return found
 
 
-def stronger(transforms: Iterable[int]) -> list[Encoding]:
+def stronger(transform: int) -> list[Encoding]:
     """What is worth trying as well where the sink is slow, weakest first."""
-    return [Encoding(choice, transform) for transform in transforms for choice in STRONGER]
+    return [Encoding(choice, transform) for choice in STRONGER]
 
 
-def tried(
-    encodings: Sequence[Encoding],
-    sample: memoryview,
-    compress: Callable[[Encoding, memoryview], int],
-    threads: int,
-) -> list[CodecRate]:
-    """Each of ``encodings`` tried on ``sample``. ``compress`` gives the bytes that would be stored.
+def tried(encoding: Encoding, sample: memoryview, compress: Callable[[memoryview], int]) -> CodecRate:
+    """``encoding`` tried on ``sample`` by one thread. ``compress`` gives the bytes stored, 0 where nothing is gained.
 
     The clock is the thread's own: what else runs on the machine does not count. Blocking, for a codec thread.
     """
-    rates = []
-    for encoding in encodings:
-        start = time.thread_time()
-        stored = compress(encoding, sample)
-        seconds = max(time.thread_time() - start, 1e-6)
-        rates.append(CodecRate(encoding, sample.nbytes / max(stored, 1), threads * sample.nbytes / seconds))
-    return rates
+    with sample[: sample.nbytes // 8] as first:
+        compress(first)  # touches the codec's memory
+    start = time.thread_time()
+    stored = compress(sample)
+    seconds = max(time.thread_time() - start, 1e-6)
+    return CodecRate(encoding, sample.nbytes / stored if stored else 1.0, sample.nbytes / seconds)
 
 
 def gpu_rates(

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sources.abc import Source
+
+
+@dataclass(frozen=True, slots=True)
+class RateHint:
+    """What a sink of this kind takes, as far as that is known before it is given anything.
+
+    ``rate``: bytes a second, infinite where memory is its limit. ``depth``: bytes on their way that it needs to be as
+    fast as it can.
+    """
+
+    rate: float = math.inf
+    depth: int = 0
 
 
 class Sink(ABC):
@@ -49,6 +63,10 @@ class Sink(ABC):
 
     @abstractmethod
     async def aclose(self) -> None: ...
+
+    def rate_hint(self) -> RateHint:
+        """Asked for after `begin`."""
+        return RateHint()
 
     @abstractmethod
     def result(self) -> SinkResult: ...

@@ -28,8 +28,9 @@ from ckptpipe.pipeline.image.packer import Packer
 from ckptpipe.pipeline.image.records import HEADER, ROW
 from ckptpipe.pipeline.image.seal import is_torn
 from ckptpipe.pipeline.result import SinkResult
-from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sinks.abc import RateHint, Sink
 from ckptpipe.pipeline.sources.abc import Source
+from ckptpipe.pipeline.stages.auto import AutoStage
 from ckptpipe.pipeline.stages.compress import CompressStage
 from ckptpipe.pipeline.stages.encoded import EncodedStage
 from ckptpipe.pipeline.version import __version__
@@ -38,6 +39,8 @@ from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
 
+USUAL_RATES = {"nvme": (2e9, 2), "fuse": (0.7e9, 1), "s3": (0.4e9, 4)}
+"""By scheme: bytes a second that such a store takes, and writes at a time that it needs for that."""
 LEASE_REFRESH = 60.0  # seconds between refreshes of the live lease object
 ENTRY_LEAST = 40  # bytes of a manifest that an entry takes up beside its name, at least
 
@@ -57,7 +60,7 @@ class ImageSink(Sink):
         policy: str,
         deadline: float,
         options: Mapping[str, object],
-        compress: CompressStage | EncodedStage | None = None,
+        compress: CompressStage | AutoStage | EncodedStage | None = None,
     ) -> None:
         """``compress``: the stage in front of this sink, for manifest and result."""
         self.name = name
@@ -235,11 +238,31 @@ class ImageSink(Sink):
             totals=Totals(raw_bytes, self._packer.stored_bytes, encoded.rows, encoded.zero_chunks),
             tree=tuple(source.tree),
             stripes=self._image.capabilities.stripes,
-            codec=source.codec_facts() if self._compress is None else _codec_facts(self._codec),
+            codec=self._codec_facts(source),
             source=source.facts(),
             process=source.process(),
         )
         return manifest.encode()
+
+    def _codec_facts(self, source: Source) -> dict[str, object]:
+        if self._compress is None:
+            return source.codec_facts()
+        facts = _codec_facts(self._codec)
+        decisions = self._decisions()
+        return facts | {"decisions": decisions} if decisions else facts
+
+    def _decisions(self) -> list[dict[str, object]]:
+        if self._compress is None or self._source is None:
+            return []
+        return self._compress.decisions([stream.name for stream in self._source.streams])
+
+    def rate_hint(self) -> RateHint:
+        """In memory there is no limit; otherwise what such stores usually take, until the run has shown more."""
+        capabilities, container = self._image.capabilities, self._container
+        if capabilities.in_memory or container is None:
+            return RateHint()
+        rate, writes = USUAL_RATES.get(type(container).scheme, (1e9, 2))
+        return RateHint(rate, writes * capabilities.write_size)
 
     async def abort(self) -> None:
         if self._container is not None:
@@ -310,6 +333,7 @@ class ImageSink(Sink):
             retries=report.retries,
             seconds=self._seconds,
             notes=[*report.notes, *self._notes],
+            decisions=self._decisions(),
         )
 
 

@@ -13,7 +13,7 @@ class LimitStage(Stage):
 
     def __init__(self, name: str, rate: float) -> None:
         self.name = name
-        self._rate = rate
+        self.rate = rate
 
     async def run(self, edge: Edge, outlet: Outlet) -> None:
         loop = asyncio.get_running_loop()
@@ -23,7 +23,7 @@ class LimitStage(Stage):
                 now = loop.time()
                 if due > now:
                     await asyncio.sleep(due - now)
-                due = max(due, now) + chunk.stored_bytes / self._rate
+                due = max(due, now) + chunk.stored_bytes / self.rate
             except BaseException:
                 chunk.release()
                 raise

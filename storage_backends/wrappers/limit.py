@@ -6,7 +6,7 @@ import asyncio
 import builtins
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from ckptpipe.pyx.staging import Lease
@@ -74,7 +74,7 @@ class LimitBackend(Backend):
     def __init__(self, inner: Backend, limit: RateLimit) -> None:
         self.inner = inner
         self.url = inner.url
-        self.capabilities = inner.capabilities
+        self.capabilities = replace(inner.capabilities, in_memory=False) if limit.rate else inner.capabilities
         self.limit = limit
 
     @classmethod

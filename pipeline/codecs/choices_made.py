@@ -1,0 +1,96 @@
+"""What was chosen for each stream of a run, and the numbers it was chosen by: for the result and the manifest."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptpipe.pipeline.codecs.decision import Decision, decide
+from ckptpipe.pipeline.codecs.encoding import Encoding
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.chunk import Chunk
+    from ckptpipe.pipeline.codecs.chooser import Chooser, Kind
+    from ckptpipe.pipeline.codecs.sink_rate import SinkRate
+
+STREAMS_MAX = 32
+"""Streams that are listed each by itself, the largest ones; the others are summed up."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    chunks: Counter[str] = field(default_factory=Counter)  # by encoding; "raw" for none
+    decision: Decision | None = None
+
+    def take(self, other: _Stream) -> None:
+        self.raw_bytes += other.raw_bytes
+        self.stored_bytes += other.stored_bytes
+        self.chunks += other.chunks
+
+
+class ChoicesMade:
+    """Counts chunks by stream and encoding. ``reason``: why nothing was looked at, where nothing was."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._streams: dict[int, _Stream] = {}
+        self._chooser: Chooser | None = None
+        self._sink: SinkRate | None = None
+
+    def begin(self, chooser: Chooser, sink: SinkRate) -> None:
+        self._chooser, self._sink = chooser, sink
+
+    def add(self, chunk: Chunk, kind: Kind | None, encoding: Encoding | None) -> None:
+        """``chunk`` was stored in ``encoding``, raw where that is None. ``kind``: what it, or one before it, is."""
+        assert self._chooser is not None and self._sink is not None
+        stream = self._streams.setdefault(chunk.stream, _Stream())
+        stream.raw_bytes += chunk.raw_bytes
+        stream.stored_bytes += chunk.stored_bytes
+        stream.chunks["raw" if encoding is None else str(encoding)] += 1
+        if kind is not None and (stream.decision is None or encoding is not None):
+            rate = self._sink.rate if self._sink.known else self._sink.guess
+            stream.decision = decide(kind.facts, self._chooser.rates(kind), rate)
+
+    def as_json(self, names: Sequence[str]) -> list[dict[str, object]]:
+        """One for each stream with chunks that are stored, the largest first; at most `STREAMS_MAX` and one for all
+        others. Rates in bytes a second, None where they are not known or no limit."""
+        if self.reason:
+            return [{"streams": "all", "encoding": "none", "reason": self.reason}]
+        order = sorted(self._streams, key=lambda number: (-self._streams[number].raw_bytes, number))
+        found = [_shown(names[number], self._streams[number]) for number in order[:STREAMS_MAX]]
+        rest = _Stream()
+        for number in order[STREAMS_MAX:]:
+            rest.take(self._streams[number])
+        if rest.chunks:
+            found.append(_shown(f"{len(order) - STREAMS_MAX} smaller streams", rest))
+        return found
+
+
+def _shown(name: str, stream: _Stream) -> dict[str, object]:
+    most = max(stream.chunks, key=lambda each: (stream.chunks[each], each))
+    shown: dict[str, object] = {
+        "streams": name,
+        "encoding": "none" if most == "raw" else most,
+        "ratio": round(stream.raw_bytes / max(stream.stored_bytes, 1), 3),
+        "chunks": dict(sorted(stream.chunks.items())),
+    }
+    decision = stream.decision
+    if decision is not None:
+        shown |= {
+            "expected_ratio": round(decision.expected_ratio, 3),
+            "codec_rate": _whole(decision.codec_rate),
+            "sink_rate": _whole(decision.sink_rate),
+            "reason": decision.reason,
+        }
+        if decision.facts is not None:
+            shown["sample"] = decision.facts.as_json()
+    return shown
+
+
+def _whole(rate: float) -> int | None:
+    return None if math.isinf(rate) or not rate else round(rate)

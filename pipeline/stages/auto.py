@@ -1,0 +1,216 @@
+"""Compress what the sink has no time for: each chunk coded or raw, whichever gets it stored sooner."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+
+from ckptpipe.pipeline.chunk import Chunk
+from ckptpipe.pipeline.codecs import CodecChoice
+from ckptpipe.pipeline.codecs.choices_made import ChoicesMade
+from ckptpipe.pipeline.codecs.chooser import Chooser, Kind
+from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO, Encoding
+from ckptpipe.pipeline.codecs.sink_rate import SinkRate
+from ckptpipe.pipeline.context import GraphContext
+from ckptpipe.pipeline.edge import Edge, Outlet
+from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sources.abc import in_parallel
+from ckptpipe.pipeline.stages.abc import Stage
+from ckptpipe.pipeline.stages.compress import encode_chunk
+from ckptpipe.pyx.staging import Lease, StagingRing
+from ckptpipe.storage_backends.shielded import in_thread
+
+SMALLEST = 8192
+"""Bytes; a smaller chunk is stored raw: padding to 4096 leaves nothing to gain."""
+NICE = 10
+"""What codec threads are nicer than the rest: copies, checksums and writes come first where CPUs are short."""
+LOOK_SECONDS = 2e-3
+"""Where the sink has that much to do, another look at bytes that were not worth coding costs nothing."""
+LEISURE = 20e6
+"""Bytes a second for which ``leisure`` takes the sink: what is small counts, within what CPUs can do."""
+
+
+class AutoStage(Stage):
+    """Codes a chunk where that gets it into the sink sooner, and passes it on raw where it does not.
+
+    A chunk waits for a codec thread only as long as the sink has enough to do: where the codecs cannot keep up, raw
+    chunks fill the gap. Every chunk's row says what it is, so the encoding may change from chunk to chunk.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        context: GraphContext,
+        *,
+        sink_bytes: int,
+        transform: int = TRANSFORM_AUTO,
+        leisure: bool = False,
+    ) -> None:
+        """``sink_bytes``: what the sinks behind this stage keep in flight. ``transform``: the only one that is to be
+        used, or any. ``leisure``: the smallest result counts, not the soonest."""
+        self.name = name
+        self.choice = CodecChoice("auto")
+        self.compressed = 0
+        self.raw = 0
+        self.made = ChoicesMade()
+        self._context = context
+        self._threads = context.codecs.threads
+        self._transform = transform
+        self._leisure = leisure
+        self._slots = self._threads + 1 + max(4, -(-sink_bytes // context.chunk_bytes))
+        self._rings: list[StagingRing] = []
+        self._making = asyncio.Lock()
+        self._sinks: list[Sink] = []
+        self._limit = math.inf
+        self._coding = 0
+        self._changed = asyncio.Event()
+        self._kinds: dict[int, Kind] = {}  # of each stream's last chunk that was looked at
+        self._last: Kind | None = None
+
+    @property
+    def backend(self) -> str:
+        """What ran, for the result."""
+        return "cpu" if self.compressed else ""
+
+    def feeds(self, sink: Sink, limit: float = math.inf) -> None:
+        """``sink`` is behind this stage, with at most ``limit`` bytes a second between them."""
+        self._sinks.append(sink)
+        self._limit = min(self._limit, limit)
+
+    async def run(self, edge: Edge, outlet: Outlet) -> None:
+        sink = self._sink_rate()
+        if sink is None:
+            await self._pass_on(edge, outlet)
+        else:
+            self._context.codecs.nice = 0 if self._leisure else NICE
+            sink.on_change = self._changed.set
+            await self._choose(edge, outlet, sink)
+        outlet.end()
+
+    def _sink_rate(self) -> SinkRate | None:
+        """What is known of the sinks before they are given anything; None where none of them is any limit."""
+        if self._leisure:
+            return SinkRate(LEISURE, 0, fixed=True)
+        hints = [sink.rate_hint() for sink in self._sinks]
+        guess = min([self._limit, *(hint.rate for hint in hints)])
+        if math.isinf(guess):
+            return None
+        depth = max([2 * self._context.chunk_bytes, *(hint.depth for hint in hints)])
+        return SinkRate(guess, min(depth, self._slots * self._context.chunk_bytes // 2))
+
+    async def _pass_on(self, edge: Edge, outlet: Outlet) -> None:
+        self.made.reason = "the sink takes bytes as fast as memory does"
+        while (chunk := await edge.get()) is not None:
+            if not chunk.zero and not chunk.planes:
+                self.raw += 1
+            await outlet.emit(chunk)
+            if outlet.dropped:
+                edge.drop()
+                return
+
+    async def _choose(self, edge: Edge, outlet: Outlet, sink: SinkRate) -> None:
+        chooser = Chooser(self._threads, sink, self._transform)
+        self.made.begin(chooser, sink)
+
+        async def work() -> None:
+            while (chunk := await edge.get()) is not None:
+                try:
+                    await self._treat(chunk, chooser, sink)
+                    if chunk.lease is not None:
+                        chunk.lease = sink.sent(chunk.lease, chunk.stored_bytes)
+                except BaseException:
+                    chunk.release()
+                    raise
+                await outlet.emit(chunk)
+                if outlet.dropped:
+                    edge.drop()
+                    return
+
+        # Two more than can be coded at a time: the sink is never without a chunk because codecs are busy.
+        await in_parallel(self._threads + 2, work)
+
+    async def _treat(self, chunk: Chunk, chooser: Chooser, sink: SinkRate) -> None:
+        """Code ``chunk``, or leave it as it is."""
+        if chunk.lease is None or chunk.planes:
+            return  # zeros, or encoded already (a copied image)
+        kind = self._kinds.get(chunk.stream, self._last)
+        encoding: Encoding | None = None
+        if chunk.raw_bytes >= SMALLEST and await self._turn(chunk, kind, chooser, sink):
+            try:
+                kind = await self._look(chunk, chooser)
+                self._kinds[chunk.stream] = self._last = kind
+                encoding = chooser.choose(kind)
+                if encoding is not None:
+                    if chooser.pays(kind, encoding, chunk.raw_bytes) or self._leisure:
+                        encoding = await self._code(chunk, kind, encoding, chooser)
+                    else:
+                        chooser.skipped(kind, encoding)
+                        encoding = None
+            finally:
+                self._coding -= 1
+                self._changed.set()
+        if encoding is None:
+            self.raw += 1
+        else:
+            self.compressed += 1
+        self.made.add(chunk, kind, encoding)
+
+    async def _turn(self, chunk: Chunk, kind: Kind | None, chooser: Chooser, sink: SinkRate) -> bool:
+        """Wait for a codec thread. False where the chunk is stored sooner without."""
+        while True:
+            busy = self._coding >= self._threads
+            if kind is not None and not self._leisure:
+                likely = chooser.choose(kind)
+                if likely is None and sink.lag < LOOK_SECONDS:
+                    return False
+                if likely is not None and not chooser.pays(kind, likely, chunk.raw_bytes, waits=busy):
+                    chooser.skipped(kind, likely)
+                    return False
+            if not busy:
+                self._coding += 1
+                return True
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _look(self, chunk: Chunk, chooser: Chooser) -> Kind:
+        assert chunk.lease is not None
+        return await self._context.codecs.look(chooser.look, chunk.lease, chunk.raw_bytes)
+
+    async def _code(self, chunk: Chunk, kind: Kind, encoding: Encoding, chooser: Chooser) -> Encoding | None:
+        """The encoding where the chunk got smaller by it, None where it is as it was."""
+        slot = await self._slot()
+        coded = False
+        start = time.perf_counter()
+        try:
+            coded = await encode_chunk(self._context, encoding, chunk, slot)
+        finally:
+            if not coded:
+                slot.release()
+        chooser.learn(kind, encoding, chunk.raw_bytes, chunk.stored_bytes, time.perf_counter() - start)
+        return encoding if coded else None
+
+    async def _slot(self) -> Lease:
+        """Room for what is coded. Rings are made as they are needed, off the loop: prefaulting takes its time.
+
+        All together hold more than sinks keep in flight, so that one always comes free.
+        """
+        while True:
+            for ring in self._rings:
+                slot = ring.try_acquire()
+                if slot is not None:
+                    return slot
+            room = self._slots - sum(ring.slots for ring in self._rings)
+            if room > 0 and not self._making.locked():
+                async with self._making:
+                    slots = min(room, self._threads + 2)
+                    self._rings.append(await in_thread(lambda slots=slots: self._context.make_ring(slots)))
+                self._changed.set()
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def decisions(self, names: Sequence[str]) -> list[dict[str, object]]:
+        """What was decided, by stream; ``names`` are the streams'."""
+        return self.made.as_json(names)
