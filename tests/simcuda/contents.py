@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import functools
 import random
 
 _PIECE = 1 << 20
@@ -18,5 +19,13 @@ def contents(seed: int, buffer: int, step: int, nbytes: int) -> bytes:
 def plain_contents(seed: int, buffer: int, step: int, nbytes: int) -> bytes:
     """The same for targets/plain.c: word i is (i + 1) * 0x9e3779b97f4a7c15 ^ mix."""
     mix = (seed + 1000003 * buffer + 7919 * step) & _MASK
-    words = array.array("Q", [((i + 1) * 0x9E3779B97F4A7C15 & _MASK) ^ mix for i in range(nbytes // 8)])
-    return words.tobytes()
+    count = nbytes // 8
+    mixes = int.from_bytes(mix.to_bytes(8, "little") * count, "little")
+    return (_multiples(count) ^ mixes).to_bytes(8 * count, "little")
+
+
+@functools.lru_cache(maxsize=8)
+def _multiples(count: int) -> int:
+    """The words without their mix, as one number."""
+    words = array.array("Q", [(i + 1) * 0x9E3779B97F4A7C15 & _MASK for i in range(count)])
+    return int.from_bytes(words.tobytes(), "little")

@@ -59,6 +59,44 @@ enum { /* CUprocessState */
     RESTORING = 5,
 };
 
+typedef unsigned long long CUmemGenericAllocationHandle;
+typedef struct Pool *CUmemoryPool;
+
+typedef struct { int type, id; } CUmemLocation;
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
+
+typedef struct {
+    int type, requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    struct { unsigned char compressionType, gpuDirectRDMACapable; unsigned short usage; unsigned char reserved[4]; } allocFlags;
+} CUmemAllocationProp;
+
+typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
+
+typedef struct {
+    int allocType, handleTypes;
+    CUmemLocation location;
+    void *win32SecurityAttributes;
+    size_t maxSize;
+    unsigned short usage;
+    unsigned char reserved[54];
+} CUmemPoolProps;
+
+typedef struct {
+    size_t srcNumBytes, dstNumBytes;
+    uint32_t *dstActBytes;
+    const void *src;
+    void *dst;
+    int algo; /* 1 Deflate, 2 Snappy, 4 LZ4 */
+    unsigned char padding[20];
+} CUmemDecompressParams;
+
+_Static_assert(sizeof(CUmemAllocationProp) == 32, "ABI");
+_Static_assert(sizeof(CUmemPoolProps) == 88, "ABI");
+_Static_assert(sizeof(CUmemDecompressParams) == 64, "ABI");
+
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 #define CU_STREAM_NON_BLOCKING 1u

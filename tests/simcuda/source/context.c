@@ -73,7 +73,7 @@ CUresult context_create(Context *context, int ordinal) {
     context->error = CUDA_SUCCESS;
     context->block = 0;
     if (sim.world->context_bytes) {
-        CUresult result = memory_allocate(context, sim.world->context_bytes, ALLOCATION_CONTEXT, &context->block);
+        CUresult result = memory_allocate(context, sim.world->context_bytes, SEGMENT_CONTEXT, &context->block);
         if (result != CUDA_SUCCESS) return result;
         context_fill(context);
     }

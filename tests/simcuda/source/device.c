@@ -100,6 +100,7 @@ API(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, CU
         {10, 32}, /* warp size */ {15, 1}, {16, 132}, /* multiprocessors */ {19, 1}, {31, 1},
         {39, 2048}, {40, 3}, /* copy engines */ {41, 1}, /* unified addressing */ {75, 9}, {76, 0}, /* sm_90 */
         {78, 1}, {83, 1}, {91, 1}, {99, 1}, /* host registration */
+        {102, 1}, /* virtual memory management */ {115, 1}, /* memory pools */
     };
     const Gpu *gpu = device(ordinal);
     if (!value || attribute <= 0 || attribute > 512) return CUDA_ERROR_INVALID_VALUE;

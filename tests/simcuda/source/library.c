@@ -6,7 +6,7 @@
 #include <string.h>
 
 unsigned char *reach(uint64_t address, uint64_t wanted, uint64_t *run) {
-    if (memory_is_device(address)) return memory_reach(address, wanted, run, sim_worker_gpu);
+    if (memory_is_device(address)) return memory_reach(address, wanted, run, sim_worker_ordinal);
     pthread_mutex_lock(&sim.mutex);
     int known = host_find(address, wanted) != NULL;
     pthread_mutex_unlock(&sim.mutex);
@@ -69,3 +69,5 @@ EXPORT CUresult simcuda_engine(CUstream handle, int *mask, int *longest) {
     device_engine(physical(stream->context->ordinal), mask, longest);
     return CUDA_SUCCESS;
 }
+
+EXPORT int simcuda_capable(uint64_t address) { return memory_capable(address); }

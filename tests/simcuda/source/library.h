@@ -25,4 +25,8 @@ CUresult simcuda_write(uint64_t address, const void *from, uint64_t bytes);
 typedef CUresult (*SimcudaEngine)(CUstream stream, int *mask, int *longest);
 CUresult simcuda_engine(CUstream stream, int *mask, int *longest);
 
+/* Whether the engine can use the memory at a device address. */
+typedef int (*SimcudaCapable)(uint64_t address);
+int simcuda_capable(uint64_t address);
+
 #endif

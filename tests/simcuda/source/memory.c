@@ -11,8 +11,9 @@
 
 static uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-/* Under sim.mutex. */
-static Segment *segment_add(void) {
+/* The functions of this part run under sim.mutex. */
+
+Segment *segment_insert(Segment segment) {
     if (sim.segments == sim.segment_room) {
         size_t room = sim.segment_room ? sim.segment_room * 2 : 64;
         Segment *more = realloc(sim.segment, room * sizeof *more);
@@ -20,10 +21,13 @@ static Segment *segment_add(void) {
         sim.segment = more;
         sim.segment_room = room;
     }
-    return &sim.segment[sim.segments++];
+    size_t i = sim.segments++;
+    for (; i && sim.segment[i - 1].address > segment.address; i--) sim.segment[i] = sim.segment[i - 1];
+    sim.segment[i] = segment;
+    return &sim.segment[i];
 }
 
-static Segment *segment_at(uint64_t address) {
+Segment *segment_at(uint64_t address) {
     size_t low = 0, high = sim.segments;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -33,57 +37,87 @@ static Segment *segment_at(uint64_t address) {
     return low < sim.segments && sim.segment[low].address <= address ? &sim.segment[low] : NULL;
 }
 
-static void segment_drop(size_t i) {
+void segment_drop(size_t i) {
     memmove(&sim.segment[i], &sim.segment[i + 1], (sim.segments - i - 1) * sizeof *sim.segment);
     sim.segments--;
 }
 
-CUresult memory_allocate(Context *context, uint64_t asked, int kind, uint64_t *address) {
-    if (!asked) return CUDA_ERROR_INVALID_VALUE;
-    if (asked >= GPU_SPAN) return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t bytes = round_up(asked, PAGE_BYTES);
-    int index = physical(context->ordinal);
+uint64_t arena_take(uint64_t bytes, uint64_t alignment) {
+    uint64_t at = round_up(sim.arena_next, alignment);
+    if (at + bytes > sim.arena + ARENA_BYTES) return 0;
+    sim.arena_next = round_up(at + bytes + PAGE_BYTES, PIECE_BYTES); /* a gap: no overrun goes unseen */
+    return at;
+}
+
+CUresult physical_take(int index, uint64_t bytes, int kind, Allocation *out) {
     Gpu *gpu = &sim.world->gpu[index];
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&sim.mutex);
     world_lock(sim.world);
     world_reap(sim.world);
     Process *process = sim.process;
-    Segment *segment = NULL;
     if (process->allocations < MAX_ALLOCATIONS && world_used(sim.world, index) + bytes <= gpu->memory &&
-        gpu->next_offset + bytes <= GPU_SPAN && sim.arena_next + bytes <= sim.arena + ARENA_BYTES &&
-        (segment = segment_add())) {
-        uint64_t at = sim.arena_next;
-        sim.arena_next = round_up(at + bytes + PAGE_BYTES, PIECE_BYTES); /* a gap: no overrun goes unseen */
-        *segment = (Segment){at, bytes, gpu->next_offset, at, asked, index,
-                             kind == ALLOCATION_CONTEXT ? SEGMENT_CONTEXT : SEGMENT_MEMORY, context};
-        process->allocation[process->allocations] = (Allocation){at, bytes, gpu->next_offset, index, kind};
-        process->allocations++;
-        gpu->next_offset += bytes;
-        *address = at;
-        result = CUDA_SUCCESS;
+        gpu->next_offset + bytes <= GPU_SPAN) {
+        uint64_t at = arena_take(bytes, PIECE_BYTES);
+        if (at) {
+            *out = (Allocation){at, bytes, gpu->next_offset, index, kind};
+            process->allocation[process->allocations++] = *out;
+            gpu->next_offset += bytes;
+            result = CUDA_SUCCESS;
+        }
     }
     world_unlock(sim.world);
-    pthread_mutex_unlock(&sim.mutex);
     return result;
 }
 
-/* Under sim.mutex. */
-static void free_segment(size_t i) {
-    Segment segment = sim.segment[i];
-    segment_drop(i);
-    if (segment.kind == SEGMENT_MAPPED) return;
+void physical_give(const Allocation *allocation) {
     world_lock(sim.world);
     Process *process = sim.process;
     for (uint32_t k = 0; k < process->allocations; k++) {
-        if (process->allocation[k].address != segment.address) continue;
+        if (process->allocation[k].address != allocation->address) continue;
         process->allocations--;
         memmove(&process->allocation[k], &process->allocation[k + 1],
                 (process->allocations - k) * sizeof process->allocation[0]);
         break;
     }
     world_unlock(sim.world);
-    madvise(sim.memory[segment.gpu] + segment.offset, segment.bytes, MADV_REMOVE);
+    madvise(sim.memory[allocation->gpu] + allocation->offset, allocation->bytes, MADV_REMOVE);
+}
+
+static void free_segment(size_t i) {
+    Segment segment = sim.segment[i];
+    segment_drop(i);
+    if (segment.kind == SEGMENT_MAPPED || segment.kind == SEGMENT_VIRTUAL) return;
+    physical_give(&(Allocation){segment.address, segment.bytes, segment.offset, segment.gpu, 0});
+}
+
+/* Until here. */
+
+CUresult memory_allocate(Context *context, uint64_t asked, int kind, uint64_t *address) {
+    if (!asked) return CUDA_ERROR_INVALID_VALUE;
+    if (asked >= GPU_SPAN) return CUDA_ERROR_OUT_OF_MEMORY;
+    Allocation taken;
+    pthread_mutex_lock(&sim.mutex);
+    CUresult result = physical_take(physical(context->ordinal), round_up(asked, PAGE_BYTES),
+                                    kind == SEGMENT_CONTEXT ? ALLOCATION_CONTEXT : ALLOCATION_MEMORY, &taken);
+    if (result == CUDA_SUCCESS) {
+        Segment segment = {.address = taken.address, .bytes = taken.bytes, .offset = taken.offset,
+                           .group = taken.address, .asked = asked, .gpu = taken.gpu, .kind = kind, .context = context};
+        if (segment_insert(segment)) {
+            *address = taken.address;
+        } else {
+            physical_give(&taken);
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    pthread_mutex_unlock(&sim.mutex);
+    return result;
+}
+
+void memory_free(uint64_t address) {
+    pthread_mutex_lock(&sim.mutex);
+    Segment *segment = segment_at(address);
+    if (segment && segment->address == address) free_segment((size_t)(segment - sim.segment));
+    pthread_mutex_unlock(&sim.mutex);
 }
 
 void memory_free_context(Context *context) {
@@ -110,13 +144,12 @@ CUresult memory_map(const Allocation *allocations, uint32_t count, int gpu, uint
     for (uint32_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
         const Allocation *allocation = &allocations[i];
         if (allocation->gpu != gpu) continue;
-        Segment *segment = at + allocation->bytes <= sim.arena + ARENA_BYTES ? segment_add() : NULL;
-        if (!segment) {
+        Segment segment = {.address = at, .bytes = allocation->bytes, .offset = allocation->offset, .group = group,
+                           .asked = allocation->bytes, .gpu = gpu, .kind = SEGMENT_MAPPED};
+        if (at + allocation->bytes > sim.arena + ARENA_BYTES || !segment_insert(segment)) {
             result = CUDA_ERROR_OUT_OF_MEMORY;
             break;
         }
-        *segment = (Segment){at, allocation->bytes, allocation->offset, group, allocation->bytes, gpu,
-                             SEGMENT_MAPPED, NULL};
         at += allocation->bytes;
     }
     sim.arena_next = round_up(at + PAGE_BYTES, PIECE_BYTES);
@@ -136,6 +169,8 @@ void memory_unmap(uint64_t group) {
 
 void memory_reset(void) {
     free(sim.segment);
+    virtual_reset();
+    pools_reset();
     for (HostRange *range = sim.host, *next; range; range = next) {
         next = range->next;
         if (range->owned) munmap((void *)range->address, range->bytes);
@@ -159,16 +194,21 @@ unsigned char *memory_bytes(uint64_t address, uint64_t wanted, uint64_t *run, in
     return bytes;
 }
 
-unsigned char *memory_reach(uint64_t address, uint64_t wanted, uint64_t *run, int gpu) {
+/* Mapped memory is that of the devices that were given access; all other is its own GPU's. */
+static int segment_reached(const Segment *segment, int ordinal) {
+    return segment->kind == SEGMENT_VIRTUAL ? segment->access >> ordinal & 1 : segment->gpu == physical(ordinal);
+}
+
+unsigned char *memory_reach(uint64_t address, uint64_t wanted, uint64_t *run, int ordinal) {
     unsigned char *bytes = NULL;
     pthread_mutex_lock(&sim.mutex);
     const Segment *segment = segment_at(address);
-    if (segment && segment->gpu == gpu && address - segment->address < segment->asked) {
+    if (segment && segment_reached(segment, ordinal) && address - segment->address < segment->asked) {
         uint64_t skip = address - segment->address, left = segment->asked - skip;
         const Segment *after = left < wanted ? segment_at(segment->address + segment->bytes) : NULL;
         if (left >= wanted || (after && after->group == segment->group)) {
             *run = left < wanted ? left : wanted;
-            bytes = sim.memory[gpu] + segment->offset + skip;
+            bytes = sim.memory[segment->gpu] + segment->offset + skip;
         }
     }
     pthread_mutex_unlock(&sim.mutex);
@@ -180,9 +220,11 @@ int memory_covers(uint64_t address, uint64_t bytes) {
     const Segment *segment = segment_at(address);
     uint64_t end = address + bytes, group = segment ? segment->group : 0;
     while (segment && segment->address + segment->bytes < end) {
-        segment = segment_at(segment->address + segment->bytes);
+        if (segment->kind == SEGMENT_VIRTUAL && !segment->access) segment = NULL;
+        if (segment) segment = segment_at(segment->address + segment->bytes);
         if (segment && segment->group != group) segment = NULL;
     }
+    if (segment && segment->kind == SEGMENT_VIRTUAL && !segment->access) segment = NULL;
     pthread_mutex_unlock(&sim.mutex);
     return segment != NULL;
 }
@@ -215,7 +257,7 @@ API(cuMemAlloc_v2, "cuMemAlloc", (CUdeviceptr * out, size_t bytes), (out, bytes)
     if (result != CUDA_SUCCESS) return result;
     uint64_t address;
     if (!out) return CUDA_ERROR_INVALID_VALUE;
-    result = memory_allocate(context, bytes, ALLOCATION_MEMORY, &address);
+    result = memory_allocate(context, bytes, SEGMENT_MEMORY, &address);
     if (result == CUDA_SUCCESS) *out = address;
     return result;
 }
@@ -229,7 +271,8 @@ API(cuMemFree_v2, "cuMemFree", (CUdeviceptr address), (address)) {
     pthread_mutex_lock(&sim.mutex);
     Segment *segment = segment_at(address);
     HostRange *range = host_find(address, 1);
-    if (segment && segment->kind == SEGMENT_MEMORY && segment->address == address) {
+    int owned = segment && (segment->kind == SEGMENT_MEMORY || segment->kind == SEGMENT_POOL);
+    if (owned && segment->address == address && !segment->leaving) {
         free_segment((size_t)(segment - sim.segment));
         result = CUDA_SUCCESS;
     } else if (range && range->managed && range->address == address) {
@@ -244,19 +287,45 @@ API(cuMemFree_v2, "cuMemFree", (CUdeviceptr address), (address)) {
     return result;
 }
 
+/* Under sim.mutex: what was allocated, or mapped, at once. */
+static void range_of(const Segment *segment, uint64_t *base, uint64_t *bytes) {
+    *base = segment->kind == SEGMENT_VIRTUAL ? segment->address : segment->group;
+    *bytes = segment->kind == SEGMENT_VIRTUAL ? segment->asked : 0;
+    for (size_t i = 0; segment->kind != SEGMENT_VIRTUAL && i < sim.segments; i++)
+        if (sim.segment[i].group == *base) *bytes += sim.segment[i].asked;
+}
+
 API(cuMemGetAddressRange_v2, "cuMemGetAddressRange", (CUdeviceptr * base, size_t *bytes, CUdeviceptr address),
     (base, bytes, address)) {
     pthread_mutex_lock(&sim.mutex);
     const Segment *segment = segment_at(address);
     if (segment) {
-        uint64_t group = segment->group, total = 0;
-        for (size_t i = 0; i < sim.segments; i++)
-            if (sim.segment[i].group == group) total += sim.segment[i].asked;
-        if (base) *base = group;
+        uint64_t start, total;
+        range_of(segment, &start, &total);
+        if (base) *base = start;
         if (bytes) *bytes = total;
     }
     pthread_mutex_unlock(&sim.mutex);
     return segment ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+static int ordinal_of(int gpu) {
+    for (int i = 0; i < sim.gpus; i++)
+        if (physical(i) == gpu) return i;
+    return -1;
+}
+
+/* cuMemAlloc's memory can be the decompression engine's, other memory where it was made for it. */
+static int segment_capable(const Segment *segment) {
+    return segment->kind == SEGMENT_MEMORY || (segment->usage & USAGE_HW_DECOMPRESS);
+}
+
+int memory_capable(uint64_t address) {
+    pthread_mutex_lock(&sim.mutex);
+    const Segment *segment = segment_at(address);
+    int capable = segment && segment_capable(segment);
+    pthread_mutex_unlock(&sim.mutex);
+    return capable;
 }
 
 static CUresult pointer_attribute(void *out, int attribute, CUdeviceptr address) {
@@ -266,9 +335,8 @@ static CUresult pointer_attribute(void *out, int attribute, CUdeviceptr address)
     const HostRange *range = host_find(address, 1);
     Context *context = segment ? segment->context : range ? range->context : NULL;
     if (segment && !context) context = context_primary_of(segment->gpu);
-    uint64_t base = segment ? segment->group : range ? range->address : 0, bytes = range ? range->bytes : 0;
-    for (size_t i = 0; segment && i < sim.segments; i++)
-        if (sim.segment[i].group == base) bytes += sim.segment[i].asked;
+    uint64_t base = range ? range->address : 0, bytes = range ? range->bytes : 0;
+    if (segment) range_of(segment, &base, &bytes);
     if (!segment && !range) {
         result = CUDA_ERROR_INVALID_VALUE; /* memory that the driver doesn't know */
     } else {
@@ -283,13 +351,13 @@ static CUresult pointer_attribute(void *out, int attribute, CUdeviceptr address)
         case 6: *(int *)out = 0; break;
         case 7: *(unsigned long long *)out = base; break;
         case 8: *(int *)out = range && range->managed; break;
-        case 9: *(int *)out = context ? context->ordinal : -1; break;
+        case 9: *(int *)out = segment ? ordinal_of(segment->gpu) : context ? context->ordinal : -1; break;
         case 11: *(CUdeviceptr *)out = base; break;
         case 12: *(size_t *)out = bytes; break;
         case 13: *(int *)out = 1; break;
         case 18: *(size_t *)out = bytes; break;
         case 19: *(CUdeviceptr *)out = base; break;
-        case 21: *(int *)out = segment && segment->kind == SEGMENT_MEMORY; break;
+        case 21: *(int *)out = segment && segment_capable(segment); break;
         default: result = CUDA_ERROR_NOT_SUPPORTED;
         }
     }

@@ -23,6 +23,7 @@ static SimcudaEnqueue enqueue;
 static SimcudaRead read_device;
 static SimcudaWrite write_device;
 static SimcudaEngine engine;
+static SimcudaCapable capable;
 
 static void find(void) {
     void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
@@ -31,6 +32,7 @@ static void find(void) {
         *(void **)&read_device = dlsym(library, "simcuda_read");
         *(void **)&write_device = dlsym(library, "simcuda_write");
         *(void **)&engine = dlsym(library, "simcuda_engine");
+        *(void **)&capable = dlsym(library, "simcuda_capable");
     }
     if (!enqueue) fprintf(stderr, "simulated nvCOMP: libcuda.so.1 is not the simulated driver\n");
 }
@@ -38,7 +40,7 @@ static void find(void) {
 static int found(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, find);
-    return enqueue && read_device && write_device && engine;
+    return enqueue && read_device && write_device && engine && capable;
 }
 
 NvStatus engine_of(CUstream stream, int *mask, int *longest) {
@@ -96,7 +98,9 @@ static CUresult code(const NvBatch *batch, const Chunk *chunk, NvStatus *status,
     unsigned char *in = malloc(chunk->in_bytes + 1), *out = malloc(chunk->room + 1);
     CUresult result = in && out ? read_device(in, chunk->in, chunk->in_bytes) : CUDA_ERROR_OUT_OF_MEMORY;
     *written = 0;
-    if (result == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && batch->oversized && !(capable(chunk->in) && capable(chunk->out))) {
+        *status = NV_CANNOT_DECOMPRESS; /* not memory that the engine can use */
+    } else if (result == CUDA_SUCCESS) {
         switch (batch->kind) {
         case BATCH_COMPRESS:
             *status = codec->compress_chunk(&batch->options, in, chunk->in_bytes, out, chunk->room, written);

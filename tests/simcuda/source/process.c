@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 Sim sim = {.mutex = PTHREAD_MUTEX_INITIALIZER};
-_Thread_local int sim_worker_thread, sim_worker_gpu;
+_Thread_local int sim_worker_thread, sim_worker_ordinal;
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 EXPORT int simcuda_version(void) { return 1; }

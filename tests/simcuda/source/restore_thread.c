@@ -192,29 +192,39 @@ static CUresult claim(Process *process) {
         if (world_used(sim.world, gpu) + wanted > place->memory || place->next_offset + moved > GPU_SPAN)
             result = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (result == CUDA_SUCCESS) {
-        for (uint32_t i = 0; i < process->allocations; i++) {
-            Allocation *allocation = &process->allocation[i];
-            int gpu = new_gpu[allocation->gpu];
-            if (gpu == allocation->gpu) continue;
-            allocation->gpu = gpu;
-            allocation->offset = sim.world->gpu[gpu].next_offset;
-            sim.world->gpu[gpu].next_offset += allocation->bytes;
-        }
-        for (int i = 0; i < process->gpus; i++) process->gpu_of[i] = new_gpu[process->gpu_of[i]];
-        process->resident = 1;
+    if (result != CUDA_SUCCESS) {
+        world_unlock(sim.world);
+        return result;
     }
+    Allocation *before = malloc((process->allocations + 1) * sizeof *before);
+    if (!before) abort();
+    memcpy(before, process->allocation, process->allocations * sizeof *before);
+    for (uint32_t i = 0; i < process->allocations; i++) {
+        Allocation *allocation = &process->allocation[i];
+        int gpu = new_gpu[allocation->gpu];
+        if (gpu == allocation->gpu) continue;
+        allocation->gpu = gpu;
+        allocation->offset = sim.world->gpu[gpu].next_offset;
+        sim.world->gpu[gpu].next_offset += allocation->bytes;
+    }
+    for (int i = 0; i < process->gpus; i++) process->gpu_of[i] = new_gpu[process->gpu_of[i]];
+    process->resident = 1;
     world_unlock(sim.world);
-    if (result != CUDA_SUCCESS) return result;
     pthread_mutex_lock(&sim.mutex);
-    size_t k = 0;
-    for (uint32_t i = 0; i < process->allocations; i++) { /* both in ascending order of addresses */
+    for (uint32_t i = 0; i < process->allocations; i++) {
         const Allocation *allocation = &process->allocation[i];
-        while (sim.segment[k].address != allocation->address) k++;
-        sim.segment[k].gpu = allocation->gpu;
-        sim.segment[k].offset = allocation->offset;
+        if (allocation->gpu == before[i].gpu) continue;
+        for (size_t k = 0; k < sim.segments; k++) { /* offsets are never used twice: none is met again */
+            Segment *segment = &sim.segment[k];
+            uint64_t skip = segment->offset - before[i].offset;
+            if (segment->kind == SEGMENT_MAPPED || segment->gpu != before[i].gpu || skip >= allocation->bytes) continue;
+            segment->gpu = allocation->gpu;
+            segment->offset = allocation->offset + skip;
+        }
+        virtual_moved(&before[i], allocation);
     }
     pthread_mutex_unlock(&sim.mutex);
+    free(before);
     return CUDA_SUCCESS;
 }
 

@@ -24,9 +24,20 @@ typedef struct {
     uint64_t asked; /* bytes that the caller asked for */
     int gpu;
     int kind;
-    Context *context; /* NULL for a mapping of another process's memory */
+    Context *context; /* NULL for a mapping of another process's memory, and for SEGMENT_VIRTUAL */
+    unsigned int usage;    /* USAGE_HW_DECOMPRESS, of SEGMENT_VIRTUAL and SEGMENT_POOL */
+    unsigned int access;   /* SEGMENT_VIRTUAL: bit i: device i may */
+    struct Physical *backing; /* SEGMENT_VIRTUAL */
+    int leaving;           /* SEGMENT_POOL: its cuMemFreeAsync is enqueued */
 } Segment;
-enum { SEGMENT_MEMORY = 0, SEGMENT_CONTEXT, SEGMENT_MAPPED };
+enum {
+    SEGMENT_MEMORY = 0, /* cuMemAlloc */
+    SEGMENT_CONTEXT,
+    SEGMENT_MAPPED,     /* another process's */
+    SEGMENT_VIRTUAL,    /* cuMemMap */
+    SEGMENT_POOL        /* cuMemAllocAsync */
+};
+#define USAGE_HW_DECOMPRESS 2u
 
 typedef struct HostRange {
     struct HostRange *next;
@@ -49,7 +60,7 @@ typedef struct Event {
 
 enum {
     WORK_COPY = 1, WORK_SET, WORK_RECORD, WORK_WAIT_EVENT, WORK_WAIT_STREAM, WORK_HOST, WORK_CALLBACK, WORK_KERNEL,
-    WORK_LIBRARY
+    WORK_LIBRARY, WORK_FREE, WORK_DECOMPRESS
 };
 
 typedef struct Work {
@@ -113,11 +124,14 @@ typedef struct {
     int restore_thread_ended;
     pthread_t restore_thread;
     uint64_t next_id;
+    struct Physical *physical;   /* virtual.c: cuMemCreate's */
+    struct Reservation *reserved;
+    struct Pool *pools;
 } Sim;
 
 extern Sim sim;
 extern _Thread_local int sim_worker_thread; /* runs host functions: no API calls */
-extern _Thread_local int sim_worker_gpu;    /* physical GPU of the work that this thread runs */
+extern _Thread_local int sim_worker_ordinal; /* device of the work that this thread runs */
 
 #define ARENA_BYTES (1ull << 42)
 #define WAIT_NS 20000000ull /* how long a wait on another process goes without a look at whether it lives */
@@ -159,7 +173,14 @@ CUresult context_create(Context *context, int ordinal);
 void context_fill(const Context *context);
 void context_check(Context *context);
 
-/* memory.c */
+/* memory.c. Under sim.mutex: */
+Segment *segment_insert(Segment segment); /* NULL: no memory */
+Segment *segment_at(uint64_t address);
+void segment_drop(size_t i);
+uint64_t arena_take(uint64_t bytes, uint64_t alignment); /* addresses; 0: none are left */
+CUresult physical_take(int gpu, uint64_t bytes, int kind, Allocation *out);
+void physical_give(const Allocation *allocation);
+/* Not under it: */
 CUresult memory_allocate(Context *context, uint64_t bytes, int kind, uint64_t *address);
 void memory_free(uint64_t address);
 void memory_free_context(Context *context);
@@ -169,10 +190,16 @@ int memory_is_device(uint64_t address);
 /* Pointer to the bytes behind a device address and how many lie in one piece; NULL outside of an allocation. */
 unsigned char *memory_bytes(uint64_t address, uint64_t wanted, uint64_t *run, int *gpu);
 int memory_covers(uint64_t address, uint64_t bytes);
-/* What a kernel of GPU `gpu` reaches of its device memory: within what was asked for. */
-unsigned char *memory_reach(uint64_t address, uint64_t wanted, uint64_t *run, int gpu);
+/* What a kernel of a device reaches of device memory: within what was asked for. */
+unsigned char *memory_reach(uint64_t address, uint64_t wanted, uint64_t *run, int ordinal);
+int memory_capable(uint64_t address); /* of the decompression engine */
 HostRange *host_find(uint64_t address, uint64_t bytes);
 void memory_reset(void);
+
+/* virtual.c, pool.c */
+void virtual_moved(const Allocation *before, const Allocation *after); /* under sim.mutex */
+void virtual_reset(void);
+void pools_reset(void);
 
 /* stream.c */
 CUresult stream_resolve(CUstream handle, Stream **stream);
@@ -187,6 +214,9 @@ CUresult streams_wait_all(const Context *context, uint64_t deadline); /* NULL: o
 /* work.c */
 CUresult work_run(Stream *stream, Work *work);
 CUresult link_pass(int gpu, int direction, uint64_t bytes);
+
+/* decompress.c */
+CUresult decompress_run(const void *batch);
 
 /* device.c */
 void device_engine(int gpu, int *mask, int *longest); /* of a physical GPU: what its decompression engine can do */

@@ -116,7 +116,7 @@ static CUresult ordered_fault(Stream *stream, const Work *work) {
 
 CUresult work_run(Stream *stream, Work *work) {
     CUresult chunk = CUDA_SUCCESS, result = CUDA_SUCCESS, failed;
-    sim_worker_gpu = physical(stream->context->ordinal);
+    sim_worker_ordinal = stream->context->ordinal;
     if (work->scope == SCOPE_CHUNK && work->kind == WORK_LIBRARY) {
         chunk = work->fault < 0 ? CUDA_SUCCESS : fault_act(sim.world, work->fault, sim.pid, 0);
         work->fault = -1;
@@ -155,6 +155,8 @@ CUresult work_run(Stream *stream, Work *work) {
     case WORK_HOST: work->function(work->user_data); return CUDA_SUCCESS;
     case WORK_KERNEL: return on_gpu(stream, work->kernel->run(work->launch));
     case WORK_LIBRARY: return on_gpu(stream, work->run(work->memory, chunk));
+    case WORK_DECOMPRESS: return on_gpu(stream, decompress_run(work->memory));
+    case WORK_FREE: memory_free(work->destination); return CUDA_SUCCESS;
     }
     return CUDA_ERROR_UNKNOWN;
 }
