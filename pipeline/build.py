@@ -62,15 +62,18 @@ def make_source(spec: SourceSpec) -> Source:
 
 
 def sink_specs(
-    to: object, compress: str, transform: str = "auto"
+    to: object, compress: str, transform: str = ""
 ) -> tuple[tuple[StageSpec, ...], tuple[SinkSpec, ...]]:
-    """Stages and sinks of a save to one or several URLs, all compressed the same way (once)."""
+    """Stages and sinks of a save to one or several URLs, all compressed the same way (once). ``transform`` "": as
+    the settings say."""
     given = [to] if isinstance(to, str | os.PathLike | SinkSpec) else list(to)  # type: ignore[call-overload]
     if not given:
         raise UsageError("no sink", cure="name at least one URL with --to")
     choice = parse_compress(compress)
-    parse_transform(transform)
-    params = {"codec": choice.name, "level": choice.level, "transform": transform}
+    params: dict[str, Any] = {"codec": choice.name, "level": choice.level}
+    if transform:
+        parse_transform(transform)
+        params["transform"] = transform
     stages = (StageSpec("compress", "compress", SOURCE, params),) if choice.compresses else ()
     reads = stages[0].name if stages else SOURCE
     sinks = tuple(
@@ -140,7 +143,7 @@ def link(
         )
         graph.add_sink(image, _edge(sink.reads))
         encoder = encoders[sink.reads]
-        if isinstance(encoder, AutoStage):
+        if isinstance(encoder, AutoStage | EncodedStage):
             encoder.feeds(image, limits[sink.reads])
     return graph
 
@@ -173,7 +176,9 @@ def _make_stage(spec: StageSpec, context: GraphContext) -> CompressStage | AutoS
     params: Mapping[str, Any] = spec.params
     if spec.kind == "limit":
         return LimitStage(spec.name, float(params["rate"]))
-    encoding = Encoding(codec_of(spec), parse_transform(params.get("transform", "auto")))
+    encoding = Encoding(
+        codec_of(spec), parse_transform(params.get("transform") or context.settings.transform)
+    )
     sink_bytes = context.backend_context.inflight_bytes
     if encoding.codec.auto:
         leisure = bool(params.get("leisure"))

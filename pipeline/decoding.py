@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -17,7 +16,7 @@ from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.staging import Lease
 
 NVCOMP, ENGINE, CPU = "nvcomp-cuda", "decompression-engine", "cpu"
-CURE = "pip install 'ckptpipe[gpu]' on a machine with an NVIDIA GPU, and restore it there"
+CURE = "on a machine with an NVIDIA GPU: pip install 'ckptpipe[gpu]', and do it there"
 
 
 class BadChunk(Exception):
@@ -41,11 +40,9 @@ def differs(what: str, found: int, wanted: int) -> str:
     return f"{what} bytes have the checksum {found:08x}, the index says {wanted:08x}"
 
 
-async def uses(reader: ImageReader, streams: Sequence[str] | None) -> dict[int, CodecUse]:
-    """The codecs of some streams, by id; of all where ``streams`` is None."""
-    if not reader.index.has_coded:
-        return {}
-    return await asyncio.to_thread(codecs_used, reader.index, reader.select(streams))
+def coded_with(reader: ImageReader, use: CodecUse) -> str:
+    """For a message: where a codec is met first."""
+    return f"{reader.url}: stream {reader.manifest.streams[use.stream].name} chunk {use.chunk} is coded with {use.name}"
 
 
 def require_cpu(
@@ -54,10 +51,9 @@ def require_cpu(
     """UnsupportedImage where the CPU does not have one of the codecs. ``reason``: why no GPU decodes it."""
     for use in used.values():
         if use.codec not in DECODABLE:
-            why = f": {reason}" if reason is not None else ""
+            why = f" ({reason.message})" if reason is not None else ""
             raise UnsupportedImage(
-                f"{reader.url}: {use.chunks} chunks are coded with {use.name}, which only a GPU decodes{why}",
-                cure=CURE,
+                f"{coded_with(reader, use)}, which only a GPU with nvCOMP decodes{why}", cure=CURE
             ) from reason
 
 
@@ -71,12 +67,12 @@ async def decoding_for_host(
     UsageError or CkptpipeError where what was forced cannot run.
     """
     asked = context.settings.decompress_backend
-    used = await uses(reader, streams)
+    used = codecs_used(reader.index, reader.select(streams))
     if asked == CPU or (asked == "auto" and used.keys() <= DECODABLE):
         require_cpu(reader, used)
         yield None
         return
     from ckptpipe.pipeline.cuda.host_decoder import gpu_decoder
 
-    async with gpu_decoder(reader, context, used) as decoder:
+    async with gpu_decoder(reader, context, streams) as decoder:
         yield decoder

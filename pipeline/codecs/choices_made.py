@@ -48,20 +48,30 @@ class ChoicesMade:
     def add(self, chunk: Chunk, kind: Kind | None, encoding: Encoding | None) -> None:
         """``chunk`` was stored in ``encoding``, raw where that is None. ``kind``: what it, or one before it, is."""
         assert self._chooser is not None and self._sink is not None
+        stream = self.count(chunk, encoding)
+        if kind is not None and (stream.decision is None or encoding is not None):
+            rate = self._sink.rate if self._sink.known else self._sink.guess
+            stream.decision = decide(kind.facts, self._chooser.rates(kind), rate)
+
+    def decided(self, stream: int, decision: Decision) -> None:
+        """What was decided for a stream before its chunks came."""
+        self._streams.setdefault(stream, _Stream()).decision = decision
+
+    def count(self, chunk: Chunk, encoding: Encoding | None) -> _Stream:
+        """``chunk`` was stored in ``encoding``, raw where that is None."""
         stream = self._streams.setdefault(chunk.stream, _Stream())
         stream.raw_bytes += chunk.raw_bytes
         stream.stored_bytes += chunk.stored_bytes
         stream.chunks["raw" if encoding is None else str(encoding)] += 1
-        if kind is not None and (stream.decision is None or encoding is not None):
-            rate = self._sink.rate if self._sink.known else self._sink.guess
-            stream.decision = decide(kind.facts, self._chooser.rates(kind), rate)
+        return stream
 
     def as_json(self, names: Sequence[str]) -> list[dict[str, object]]:
         """One for each stream with chunks that are stored, the largest first; at most `STREAMS_MAX` and one for all
         others. Rates in bytes a second, None where they are not known or no limit."""
         if self.reason:
             return [{"streams": "all", "encoding": "none", "reason": self.reason}]
-        order = sorted(self._streams, key=lambda number: (-self._streams[number].raw_bytes, number))
+        stored = [number for number, stream in self._streams.items() if stream.chunks]
+        order = sorted(stored, key=lambda number: (-self._streams[number].raw_bytes, number))
         found = [_shown(names[number], self._streams[number]) for number in order[:STREAMS_MAX]]
         rest = _Stream()
         for number in order[STREAMS_MAX:]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ckptpipe.pipeline.codecs import CodecChoice
+from ckptpipe.pipeline.codecs.choice import ANS_TYPES
+from ckptpipe.pipeline.codecs.encoding import Encoding
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
-from ckptpipe.pipeline.decoding import CPU, NVCOMP, BadChunk, differs
+from ckptpipe.pipeline.decoding import CPU, ENGINE, NVCOMP, BadChunk, differs
 from ckptpipe.pipeline.image.records import PlaneRecord
 from ckptpipe.pyx.cuda import CudaError
 from ckptpipe.pyx.cuda_errors import OUT_OF_MEMORY
@@ -19,10 +20,10 @@ from ckptpipe.storage_backends.quantities import format_bytes
 if TYPE_CHECKING:
     from ckptpipe.pyx.device_codec import DeviceCodec, EncodePlan
 
-WRITES = frozenset({"deflate", "ans"})
+WRITES = frozenset({"deflate", "ans", "gdeflate"})
 """Names of the codecs that a GPU writes."""
-READS = frozenset({2, 3})
-"""Ids of the codecs that a GPU may decode: deflate and ans."""
+ENGINE_FORMATS = {1: 2, 2: 6, 4: 5}
+"""Bits of the decompression engine's mask (attribute 136), and the ids of the codecs that they stand for."""
 
 
 class NoGpuCodec(CkptpipeError):
@@ -47,8 +48,8 @@ def why_no_encoder() -> CkptpipeError | None:
 
 async def create(
     driver: CudaDriver, gpu: Gpu, context: int, run: GraphContext, decoder: str = "auto"
-) -> DeviceCodec:
-    """The codec of one GPU, with the scratch memory that the settings of ``run`` say.
+) -> tuple[DeviceCodec, frozenset[int]]:
+    """The codec of one GPU, with the scratch memory that the settings of ``run`` say, and the ids of what it decodes.
 
     NoGpuCodec where that is more than is free; CkptpipeError and UsageError as `DeviceCodec.create` has them.
     """
@@ -62,7 +63,7 @@ async def create(
         library = None
     scratch = run.settings.gpu_scratch_bytes
     try:
-        return await DeviceCodec.create(
+        codec = await DeviceCodec.create(
             gpu.ordinal,
             context,
             scratch_bytes=scratch,
@@ -80,24 +81,26 @@ async def create(
             cure="let codecs have less (--gpu-scratch), free memory on that GPU, or do without: --compress none or zstd on "
             "a save, --decompress-backend cpu on a restore",
         ) from error
+    reads = frozenset[int]()
+    if codec.decoder == ENGINE:
+        reads = frozenset(number for bit, number in ENGINE_FORMATS.items() if gpu.decompress_mask & bit)
+    if library is not None and decoder != ENGINE:
+        reads |= frozenset(library.formats)
+    return codec, reads
 
 
-def encode_plan(choice: CodecChoice, transform: int) -> EncodePlan:
+def encode_plan(encoding: Encoding) -> EncodePlan:
     """What `DeviceCodec.encode` is asked for."""
     from ckptpipe.pyx.device_codec import EncodePlan
 
+    choice = encoding.codec
     return EncodePlan(
         codec_id=choice.id,
         level=choice.level or 0,
-        ans_type=(choice.level or 0) if choice.name == "ans" else 0,
-        transform=transform,
-        block_bytes=0,
+        ans_type=ANS_TYPES[choice.level or 0] if choice.name == "ans" else "",
+        transform=encoding.transform,
+        block_bytes=encoding.block_bytes,
     )
-
-
-def reads(codec: DeviceCodec) -> frozenset[int]:
-    """Ids of the codecs that it decodes."""
-    return frozenset(codec.decodes)
 
 
 class _Coded(Protocol):

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.build import codec_of
-from ckptpipe.pipeline.codecs import CodecChoice
-from ckptpipe.pipeline.codecs.sampling import pick_transform, sample_facts
+from ckptpipe.pipeline.codecs import CodecChoice, Encoding, parse_transform
+from ckptpipe.pipeline.codecs.decision import decide
+from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO
+from ckptpipe.pipeline.codecs.rates import gpu_rates
+from ckptpipe.pipeline.codecs.sampling import SampleFacts, pick_transform, sample_facts
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda import codec_device
 from ckptpipe.pipeline.cuda.links import Link, Links
 from ckptpipe.pipeline.decoding import NVCOMP
-from ckptpipe.pipeline.image.records import TRANSFORM_NAMES
 from ckptpipe.pipeline.spec import SOURCE, GraphSpec, StageSpec
 from ckptpipe.pipeline.stages.encoded import EncodedStage
 
@@ -24,22 +26,25 @@ if TYPE_CHECKING:
 
 SAMPLE_PIECE = 64 << 10  # bytes; less where a slot is smaller
 SAMPLE_PIECES = 4  # of a stream, evenly spread
-SAMPLERS = 8  # streams of which samples are copied at a time, a GPU
+SAMPLERS = 8  # streams of which samples are copied at a time
+LINK_RATE = 55e9  # bytes a second that a GPU's link carries: PCIe 5 x16, pinned
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """What a compress stage asks for. Stages that ask for the same are served by the same chunks."""
+    """What a compress stage asks for. Stages that ask for the same are served by the same chunks; each ``auto`` has
+    a ``stage`` of its own, since it serves its own sinks."""
 
-    choice: CodecChoice
-    transform: str = "auto"
+    encoding: Encoding
+    allow_gpu_only: bool = False
+    stage: str = ""
 
 
 @dataclass(slots=True)
 class TakenStages:
     """The stages that the GPUs do, by name, each with what its edge wants; how each of these forms is coded."""
 
-    stages: dict[str, tuple[EncodedStage, Coding]] = field(default_factory=dict)
+    stages: dict[str, tuple[EncodedStage, object]] = field(default_factory=dict)
     coders: dict[object, Coder] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -52,27 +57,27 @@ async def take_stages(spec: GraphSpec, links: Links, context: GraphContext) -> T
     """
     taken = TakenStages()
     wanted = {stage.name: _coding(stage) for stage in spec.stages if stage.kind == "compress"}
-    wanted = {name: coding for name, coding in wanted.items() if coding.choice.name in codec_device.WRITES}
-    here = {stage.name for stage in spec.stages if stage.reads == SOURCE and stage.name in wanted}
-    for name in wanted.keys() - here:
-        taken.notes.append(
-            f"{wanted[name].choice} of stage {name} is the CPU's work: what it reads is no GPU's memory"
-        )
+    wanted = {name: coding for name, coding in wanted.items() if _for_gpus(coding.encoding.codec)}
+    here = [stage.name for stage in spec.stages if stage.reads == SOURCE and stage.name in wanted]
+    for name in sorted(wanted.keys() - set(here)):
+        taken.notes.append(f"stage {name} is the CPU's work: what it reads is not the source itself")
     if not here:
         return taken
     reason = await asyncio.to_thread(codec_device.why_no_encoder)
     if reason is not None:
         for name in here:
-            if wanted[name].choice.needs_gpu:
+            choice = wanted[name].encoding.codec
+            if choice.needs_gpu:
                 raise reason
-            taken.notes.append(f"{wanted[name].choice} is the CPU's work: {reason}")
+            taken.notes.append(f"{choice} is the CPU's work: {reason}")
         return taken
     await links.open_codecs(context)
     backend = codec_device.shown([NVCOMP], links.simulated)
     for name in here:
         coding = wanted[name]
-        taken.stages[name] = EncodedStage(name, coding.choice, backend), coding
-        taken.coders.setdefault(coding, Coder(coding, links))
+        stage = EncodedStage(name, coding.encoding.codec, backend)
+        taken.stages[name] = stage, coding
+        taken.coders.setdefault(coding, Coder(coding, links)).stages.append(stage)
     raw = any(stage.reads == SOURCE and stage.name not in here for stage in spec.stages)
     raw = raw or any(sink.reads == SOURCE for sink in spec.sinks)
     for _ in range(len(taken.coders) + raw - 1):
@@ -80,39 +85,72 @@ async def take_stages(spec: GraphSpec, links: Links, context: GraphContext) -> T
     return taken
 
 
+def _for_gpus(choice: CodecChoice) -> bool:
+    return choice.auto or choice.name in codec_device.WRITES
+
+
 def _coding(stage: StageSpec) -> Coding:
-    return Coding(codec_of(stage), stage.params.get("transform") or "auto")
+    encoding = Encoding(codec_of(stage), parse_transform(stage.params.get("transform") or "auto"))
+    if not encoding.codec.auto:
+        return Coding(encoding)
+    return Coding(encoding, bool(stage.params.get("allow_gpu_only")), stage.name)
 
 
 class Coder:
-    """Decides how each stream is coded, from a few pieces of it that are copied out of the GPU's memory."""
+    """Decides how each stream is coded, from a few pieces of it that are copied out of the GPU's memory.
+
+    ``stages``: that take what is coded so.
+    """
 
     def __init__(self, coding: Coding, links: Links) -> None:
+        self.stages: list[EncodedStage] = []
         self._coding = coding
         self._links = links
-        self._fixed = next((k for k, name in TRANSFORM_NAMES.items() if name == coding.transform), None)
 
     async def plans(self, ranges: Sequence[DeviceRange]) -> list[EncodePlan | None]:
         """One for each of ``ranges``; None where a stream is better left as it is."""
         plans: list[EncodePlan | None] = [None] * len(ranges)
         work = iter(enumerate(ranges))
 
-        async def decide() -> None:
+        async def decide_some() -> None:
             for position, each in work:
                 if each.nbytes:
-                    plans[position] = await self._plan(each)
+                    plans[position] = await self._plan(position, each)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(SAMPLERS, len(ranges))):
-                group.create_task(decide())
+                group.create_task(decide_some())
         return plans
 
-    async def _plan(self, each: DeviceRange) -> EncodePlan:
-        transform = self._fixed
-        if transform is None:
-            facts = sample_facts(await self._sample(self._links[each.ordinal], each))
-            transform = pick_transform(facts, self._coding.choice)
-        return codec_device.encode_plan(self._coding.choice, transform)
+    async def _plan(self, position: int, each: DeviceRange) -> EncodePlan | None:
+        encoding = self._coding.encoding
+        if not encoding.codec.auto and encoding.transform != TRANSFORM_AUTO:
+            return codec_device.encode_plan(encoding)
+        facts = sample_facts(await self._sample(self._links[each.ordinal], each))
+        if encoding.codec.auto:
+            chosen = self._decide(position, facts)
+            return codec_device.encode_plan(chosen) if chosen.codec.compresses else None
+        transform = pick_transform(facts, encoding.codec)
+        return codec_device.encode_plan(Encoding(encoding.codec, transform, encoding.block_bytes))
+
+    def _decide(self, position: int, facts: SampleFacts) -> Encoding:
+        """By what the sinks behind the stage take; of a sink of which nothing is known, that it is slower."""
+        only = self._coding.allow_gpu_only
+        (stage,) = self.stages
+        decision = decide(
+            facts,
+            [
+                rate
+                for rate in gpu_rates(facts, allow_gpu_only=only)
+                if self._coding.encoding.transform in (TRANSFORM_AUTO, rate.encoding.transform)
+            ],
+            stage.sink_rate(),
+            allow_gpu_only=only,
+            home="gpu",
+            link_rate=LINK_RATE,
+        )
+        stage.decided(position, decision)
+        return decision.encoding
 
     async def _sample(self, link: Link, each: DeviceRange) -> bytearray:
         """Pieces of a stream, one behind the other, each from a multiple of 4 KiB."""

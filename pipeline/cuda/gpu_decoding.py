@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckptpipe.pipeline.context import GraphContext
-from ckptpipe.pipeline.cuda import codec_device
 from ckptpipe.pipeline.cuda.links import Links
-from ckptpipe.pipeline.decoding import CPU, ENGINE, require_cpu, uses
+from ckptpipe.pipeline.decoding import CPU, ENGINE, coded_with, require_cpu
 from ckptpipe.pipeline.errors import UsageError
-from ckptpipe.pipeline.image.codec_use import CodecUse
+from ckptpipe.pipeline.image.codec_use import codecs_used, longest_block
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.image.records import PlaneRecord
 from ckptpipe.pyx.errors import CkptpipeError
 
+ZSTD = 1
+
 
 @dataclass(frozen=True, slots=True)
 class GpuDecoding:
-    """``codecs``: ids of those that the GPUs decode; what has others in it, or none of them, is the CPU's."""
+    """``codecs``: ids of those that the GPUs decode; a chunk with another one in it is the CPU's."""
 
     codecs: frozenset[int] = frozenset()
 
@@ -31,12 +33,13 @@ async def plan_decoding(
 ) -> GpuDecoding:
     """For a restore into memory of the GPUs of ``links``, as ``decompress_backend`` says.
 
-    ``auto``: the GPUs where they can, and the CPU with a note where they cannot. UnsupportedImage where nobody can;
-    UsageError or CkptpipeError where what was forced cannot run. Codecs take their scratch memory here.
+    ``auto``: the GPUs where they can, and the CPU with a note where they cannot; zstd is the CPU's, since its blocks
+    are whole chunks, of which a GPU decodes too few at a time. UnsupportedImage where nobody can; UsageError or
+    CkptpipeError where what was forced cannot run. Codecs take their scratch memory here.
     """
     asked = context.settings.decompress_backend
-    used = await uses(reader, streams)
-    if asked == CPU or (asked == "auto" and not used.keys() & codec_device.READS):
+    used = codecs_used(reader.index, reader.select(streams))
+    if asked == CPU or (asked == "auto" and not used.keys() - {ZSTD}):
         require_cpu(reader, used)
         return GpuDecoding()
     try:
@@ -47,28 +50,33 @@ async def plan_decoding(
         require_cpu(reader, used, error)
         context.notes.append(f"the CPU decodes: {error}")
         return GpuDecoding()
-    return GpuDecoding(readable(links, asked, reader, used))
+    return await readable(links, context, reader, streams)
 
 
-def readable(links: Links, asked: str, reader: ImageReader, used: Mapping[int, CodecUse]) -> frozenset[int]:
-    """Ids of the codecs that every GPU decodes. UsageError where a forced decoder lacks one that is needed."""
-    found = frozenset.intersection(
-        *(codec_device.reads(link.codec) for link in links if link.codec is not None)
-    )
+async def readable(
+    links: Links, context: GraphContext, reader: ImageReader, streams: Sequence[str] | None
+) -> GpuDecoding:
+    """What the open codecs of ``links`` decode. UsageError where one that was forced lacks what is needed."""
+    asked = context.settings.decompress_backend
+    positions = reader.select(streams)
+    used = codecs_used(reader.index, positions)
+    found = frozenset.intersection(*(link.reads for link in links))
     if asked == "auto":
+        found -= {ZSTD}
         require_cpu(reader, {codec: use for codec, use in used.items() if codec not in found})
-        return found
-    longest = min(link.gpu.decompress_max_bytes for link in links)
+        return GpuDecoding(found)
     for use in used.values():
         if use.codec not in found:
             raise UsageError(
-                f"{reader.url}: {use.chunks} chunks are coded with {use.name}, which {asked} does not decode here",
-                cure="leave out --decompress-backend: what can be decoded nowhere else is then found a decoder for",
+                f"{coded_with(reader, use)}, which {asked} does not decode here",
+                cure="leave out --decompress-backend",
             )
-        if asked == ENGINE and use.longest_block > longest:
+    if asked == ENGINE:
+        longest = min(link.gpu.decompress_max_bytes for link in links)
+        there = await asyncio.to_thread(longest_block, reader.index, positions, used.keys())
+        if there > longest:
             raise UsageError(
-                f"{reader.url}: {use.name} blocks of {use.longest_block} bytes are longer than the {longest} that the "
-                "decompression engine takes",
+                f"{reader.url}: blocks of {there} bytes are longer than the {longest} that the decompression engine takes",
                 cure="leave out --decompress-backend, or take nvcomp-cuda",
             )
-    return found
+    return GpuDecoding(found)

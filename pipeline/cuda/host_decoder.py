@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from ckptpipe.pipeline.context import GraphContext
@@ -12,7 +12,7 @@ from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu, borrowed
 from ckptpipe.pipeline.cuda.gpu_decoding import GpuDecoding, readable
 from ckptpipe.pipeline.cuda.links import Link, Links
 from ckptpipe.pipeline.decoding import BadChunk, differs, require_cpu
-from ckptpipe.pipeline.image.codec_use import CodecUse
+from ckptpipe.pipeline.image.codec_use import codecs_used
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
 from ckptpipe.pyx.cuda import cuda_error
@@ -59,7 +59,7 @@ class GpuDecoder:
 
 @asynccontextmanager
 async def gpu_decoder(
-    reader: ImageReader, context: GraphContext, used: Mapping[int, CodecUse]
+    reader: ImageReader, context: GraphContext, streams: Sequence[str] | None
 ) -> AsyncIterator[GpuDecoder]:
     """On the GPU with most memory free. UnsupportedImage, UsageError or CkptpipeError where that cannot be."""
     asked = context.settings.decompress_backend
@@ -71,9 +71,9 @@ async def gpu_decoder(
             await links.open_codecs(context, asked)
         except CkptpipeError as error:
             if asked == "auto":
-                require_cpu(reader, used, error)
+                require_cpu(reader, codecs_used(reader.index, reader.select(streams)), error)
             raise
-        decoding = GpuDecoding(readable(links, asked, reader, used))
+        decoding = await readable(links, context, reader, streams)
         (link,) = links
         size = context.chunk_bytes
         memory = await cuda.allocate(link.context, PLACES * size)

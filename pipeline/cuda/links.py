@@ -31,6 +31,7 @@ class Link:
     rings: list[StagingRing]
     simulated: bool
     codec: DeviceCodec | None = None
+    reads: frozenset[int] = frozenset()  # ids of what the codec decodes
 
     @property
     def ring(self) -> StagingRing:
@@ -79,9 +80,20 @@ class Links:
 
         CkptpipeError, with a cure, where that cannot be had.
         """
-        for link in self._links.values():
-            if link.codec is None:
-                link.codec = await codec_device.create(self._driver, link.gpu, link.context, context, decoder)
+        opened: list[Link] = []
+        try:
+            for link in self:
+                if link.codec is None:
+                    link.codec, link.reads = await codec_device.create(
+                        self._driver, link.gpu, link.context, context, decoder
+                    )
+                    opened.append(link)
+        except BaseException:
+            for link in opened:  # who can do without codecs shall have their memory
+                codec, link.codec = link.codec, None
+                if codec is not None:
+                    await self._given_back(codec.aclose())
+            raise
         context.gpu_scratch_bytes = max(
             (link.codec.scratch_bytes for link in self if link.codec is not None), default=0
         )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ckptpipe.pipeline.codecs import codec_name
 from ckptpipe.pipeline.image.index import Index
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CodecUse:
-    """Of one codec: in how many chunks it is, and its longest block, raw or stored, in bytes."""
+    """One codec, and the first chunk that it is in. ``stream``: its position in the manifest."""
 
     codec: int
-    chunks: int = 0
-    longest_block: int = 0
+    stream: int
+    chunk: int
 
     @property
     def name(self) -> str:
@@ -23,14 +23,22 @@ class CodecUse:
 
 
 def codecs_used(index: Index, streams: Iterable[int]) -> dict[int, CodecUse]:
-    """By id. ``streams``: positions in the manifest. Blocking: a second for a million compressed chunks."""
-    used: dict[int, CodecUse] = {}
+    """The codecs of some streams (positions in the manifest), by id."""
+    chosen = set(streams)
+    used = {}
+    for codec, first in sorted(index.first_chunks.items()):
+        there = sorted(chosen & first.keys())
+        if there:
+            used[codec] = CodecUse(codec, there[0], first[there[0]])
+    return used
+
+
+def longest_block(index: Index, streams: Iterable[int], codecs: Collection[int]) -> int:
+    """Bytes of the longest block of these codecs, raw or stored. Blocking: a second for a million coded chunks."""
+    longest = 0
     for stream in streams:
         for row in index.rows(stream):
-            for codec in {plane.codec for plane in row.planes if plane.codec}:
-                use = used.setdefault(codec, CodecUse(codec))
-                use.chunks += 1
-                for plane in row.planes:
-                    if plane.codec == codec:
-                        use.longest_block = max(use.longest_block, plane.block_bytes, *plane.block_lengths)
-    return dict(sorted(used.items()))
+            for plane in row.planes:
+                if plane.codec in codecs:
+                    longest = max(longest, plane.block_bytes, *plane.block_lengths)
+    return longest

@@ -1,10 +1,20 @@
-"""A compress stage whose work the source has done already: it only counts."""
+"""A compress stage whose work the source has done already: it counts, and knows what was decided."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ckptpipe.pipeline.codecs import CodecChoice
+from ckptpipe.pipeline.codecs.choices_made import ChoicesMade
 from ckptpipe.pipeline.edge import Edge, Outlet
 from ckptpipe.pipeline.stages.abc import Stage
+
+if TYPE_CHECKING:
+    from ckptpipe.pipeline.codecs.decision import Decision
+    from ckptpipe.pipeline.codecs.encoding import Encoding
+    from ckptpipe.pipeline.sinks.abc import Sink
 
 
 class EncodedStage(Stage):
@@ -20,10 +30,30 @@ class EncodedStage(Stage):
         self.compressed = 0
         self.raw = 0
         self._backend = backend
+        self._sinks: list[Sink] = []
+        self._limit = math.inf
+        self._made = ChoicesMade()
+        self._encodings: dict[int, Encoding] = {}  # of an auto, by stream
 
     @property
     def backend(self) -> str:
         return self._backend if self.compressed else ""
+
+    def feeds(self, sink: Sink, limit: float = math.inf) -> None:
+        """``sink`` is behind this stage, with at most ``limit`` bytes a second between them."""
+        self._sinks.append(sink)
+        self._limit = min(self._limit, limit)
+
+    def sink_rate(self) -> float:
+        """Stored bytes a second that the sinks are thought to take; infinite where memory is their limit."""
+        return min([self._limit, *(sink.rate_hint().rate for sink in self._sinks)])
+
+    def decided(self, stream: int, decision: Decision) -> None:
+        self._encodings[stream] = decision.encoding
+        self._made.decided(stream, decision)
+
+    def decisions(self, names: Sequence[str]) -> list[dict[str, object]]:
+        return self._made.as_json(names)
 
     async def run(self, edge: Edge, outlet: Outlet) -> None:
         while (chunk := await edge.get()) is not None:
@@ -31,6 +61,8 @@ class EncodedStage(Stage):
                 self.compressed += 1
             elif not chunk.zero:
                 self.raw += 1
+            if chunk.stream in self._encodings and not chunk.zero:
+                self._made.count(chunk, self._encodings[chunk.stream] if chunk.planes else None)
             await outlet.emit(chunk)
             if outlet.dropped:
                 edge.drop()
