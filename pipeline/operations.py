@@ -19,7 +19,7 @@ from ckptpipe.pipeline.image.reader import ImageReader, open_image
 from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, RunFacts, SaveResult, SinkResult
-from ckptpipe.pipeline.settings import DecompressBackend, Settings
+from ckptpipe.pipeline.settings import DecompressBackend, Settings, TransformName
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sinks.buffers import BuffersSink, names_of
 from ckptpipe.pipeline.sinks.files import FilesSink
@@ -47,6 +47,8 @@ async def save(
     to: str | os.PathLike[str] | SinkSpec | Sequence[str | os.PathLike[str] | SinkSpec],
     name: str = "",
     compress: str = "none",
+    transform: TransformName | None = None,
+    allow_gpu_only: bool = False,
     overwrite: bool = False,
     pid: int | None = None,
     processes: Sequence[int] = (),
@@ -64,8 +66,10 @@ async def save(
     """Save ``sources`` as one image at every URL of ``to``, in one pass.
 
     ``sources``: a path or several, {name: buffer}, ``"-"`` for standard input, or a `SourceSpec`.
-    ``name``: of the image; UTC time and a random part by default. ``compress``: ``none`` or ``zstd[:level]``.
-    Raises UsageError, SourceError, ImageExists, StorageError, or SaveFailed; nothing is left behind then.
+    ``name``: of the image; UTC time and a random part by default. ``compress``: ``none``, ``zstd[:level]``,
+    ``deflate[:level]``, of GPU memory ``ans[:type]``, or ``auto``: what gets each stream stored soonest, of the
+    codecs that can be read without a GPU (of all with ``allow_gpu_only``); what was chosen, and why, is in the
+    result. ``transform``: auto, none, planes2 or planes4 before the codec, in place of the settings'. Raises UsageError, SourceError, ImageExists, StorageError, or SaveFailed; nothing is left behind then.
 
     In place of sources, the GPU state of a live process (``pid``) or of several that belong together
     (``processes``), which is left as ``leave`` says: running again, or checkpointed with its GPUs free.
@@ -79,6 +83,7 @@ async def save(
     ``where``: a process is saved by the controller (`ckptpipe serve`) where one runs (auto), by it or not at all
     (controller), or by this process (here; also where ``driver`` or ``on_plan`` is given).
     """
+    settings = _encoded_by(transform, allow_gpu_only, settings)
     pids = [*([pid] if pid is not None else []), *processes]
     if sum(given is not None for given in (sources, pids or None, device_buffers)) != 1:
         raise UsageError(
@@ -236,12 +241,23 @@ def _decoded_by(backend: DecompressBackend | None, settings: Settings | None) ->
     return settings if backend is None else replace(settings or Settings(), decompress_backend=backend)
 
 
+def _encoded_by(
+    transform: TransformName | None, allow_gpu_only: bool, settings: Settings | None
+) -> Settings | None:
+    if transform is None and not allow_gpu_only:
+        return settings
+    settings = settings or Settings()
+    allowed = allow_gpu_only or settings.allow_gpu_only
+    return replace(settings, transform=transform or settings.transform, allow_gpu_only=allowed)
+
+
 async def copy(
     url: str,
     *,
     to: str | os.PathLike[str] | SinkSpec | Sequence[str | os.PathLike[str] | SinkSpec],
     name: str = "",
     compress: str = "",
+    transform: TransformName | None = None,
     overwrite: bool = False,
     options: Options | None = None,
     settings: Settings | None = None,
@@ -249,9 +265,11 @@ async def copy(
 ) -> SaveResult:
     """Copy the image at ``url`` to other URLs, verified on the way.
 
-    ``compress`` "" keeps the stored bytes as they are; otherwise chunks are decoded and encoded anew.
+    ``compress`` "" keeps the stored bytes as they are; otherwise chunks are decoded and encoded anew, with
+    ``transform`` as for `save`.
     ``name`` "" keeps the image's name. The copy is an image of its own, with its own save id and digest.
     """
+    settings = _encoded_by(transform, False, settings)
     stages, sinks = build.sink_specs(to, compress or "none")
     params = {"url": url, "options": dict(options or {}), "decode": bool(compress)}
     spec = GraphSpec(SourceSpec("image", params), sinks, stages, name, overwrite)

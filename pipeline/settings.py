@@ -12,6 +12,7 @@ CHUNK_MIN = 4096
 CHUNK_MAX = 64 * MIB
 GPU_SCRATCH_MIN = 16 * MIB
 
+TransformName = Literal["auto", "none", "planes2", "planes4"]
 DecompressBackend = Literal["auto", "decompression-engine", "nvcomp-cuda", "cpu"]
 DECOMPRESS_BACKENDS = ("auto", "decompression-engine", "nvcomp-cuda", "cpu")
 
@@ -33,4 +34,6 @@ class Settings:
     lock_memory: bool = False
     numa_node: int | None = None
     gpu_scratch_bytes: int = 512 * MIB  # memory of each GPU that codecs there take, where they are used
+    transform: TransformName = "auto"  # before a codec, where a stage has none of its own; auto: by a sample
+    allow_gpu_only: bool = False  # whether compression auto may take codecs that no CPU reads
     decompress_backend: DecompressBackend = "auto"  # who decodes on a restore; a forced one is never replaced

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from ckptpipe.pipeline.cli.flags import (
-    CODEC,
     CONTEXT,
     IMAGE_NAME,
     BackendFlags,
     backend_flags,
+    compress_flags,
     engine_flags,
     output_flags,
 )
@@ -22,12 +22,7 @@ from ckptpipe.pipeline.cli.session import Session
 @click.argument("url", metavar="URL/NAME")
 @click.option("--to", multiple=True, required=True, metavar="URL", help="Where to copy to. May be repeated.")
 @click.option("--name", type=IMAGE_NAME, help="Name of the copy (default: the image's own).")
-@click.option(
-    "--compress",
-    type=CODEC,
-    metavar="none|zstd[:LEVEL]",
-    help="Recompress (default: the stored bytes stay as they are).",
-)
+@compress_flags(None, "Default: the stored bytes stay as they are.")
 @click.option("--overwrite", is_flag=True, help="Replace an image of that name, in one step at the end.")
 @output_flags
 @backend_flags

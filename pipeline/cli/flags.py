@@ -215,6 +215,8 @@ _SETTINGS = {
     "huge_pages": "huge_pages",
     "gpu_scratch": "gpu_scratch_bytes",
     "decompress_backend": "decompress_backend",
+    "transform": "transform",
+    "allow_gpu_only": "allow_gpu_only",
     "lock_memory": "lock_memory",
     "source_direct": "source_direct",
     "target_direct": "target_direct",
@@ -227,6 +229,37 @@ decompress_flag = click.option(
     help="Who decodes (default: the first of these that can, by chunk). One that is named and cannot is an error.",
 )
 """Goes above `engine_flags`, which takes it into ``settings``."""
+
+
+def compress_flags(default: str | None, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--compress, which the command gets, and --transform and --allow-gpu-only, which go into ``settings``: above
+    `engine_flags`. ``text``: what the command says of its default."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for flag in (
+            click.option(
+                "--allow-gpu-only",
+                is_flag=True,
+                help="With --compress auto: codecs that cannot be read without a GPU may be chosen.",
+            ),
+            click.option(
+                "--transform",
+                type=click.Choice(["auto", "none", "planes2", "planes4"]),
+                help="Split elements of 2 or 4 bytes into planes before the codec (default: where a sample says so).",
+            ),
+            click.option(
+                "--compress",
+                type=CODEC,
+                default=default,
+                metavar="CODEC[:LEVEL]",
+                help="none, auto, zstd[:LEVEL], deflate[:LEVEL]; of GPU memory ans[:TYPE] too. auto: what gets each "
+                f"stream stored soonest. {text}",
+            ),
+        ):
+            command = flag(command)
+        return command
+
+    return add
 
 
 def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,12 +9,12 @@ import click
 
 from ckptpipe.pipeline.cli.controller_flags import ControllerFlags, controller_flags, pid_option
 from ckptpipe.pipeline.cli.flags import (
-    CODEC,
     CONTEXT,
     DURATION,
     IMAGE_NAME,
     BackendFlags,
     backend_flags,
+    compress_flags,
     engine_flags,
     output_flags,
 )
@@ -109,9 +109,7 @@ def state(session: Session, pids: tuple[int, ...], controller: ControllerFlags) 
     help="Save there first what is still on its GPU, because the save to another place failed. May be repeated.",
 )
 @click.option("--name", type=IMAGE_NAME, help="Name of the image (default: UTC time plus save id).")
-@click.option(
-    "--compress", type=CODEC, default="none", metavar="none|zstd[:LEVEL]", help="Codec (default: none)."
-)
+@compress_flags("none", "Default: none.")
 @click.option("--overwrite", is_flag=True, help="Replace an image of that name, in one step at the end.")
 @click.option(
     "--leave",

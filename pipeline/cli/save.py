@@ -13,12 +13,12 @@ from ckptpipe.pipeline.cli.controller_flags import (
     refuse_without_pid,
 )
 from ckptpipe.pipeline.cli.flags import (
-    CODEC,
     CONTEXT,
     DURATION,
     IMAGE_NAME,
     BackendFlags,
     backend_flags,
+    compress_flags,
     engine_flags,
     output_flags,
 )
@@ -54,9 +54,7 @@ def _paths_or_pid(
     help="Save there too, but go on without it where that fails. May be repeated.",
 )
 @click.option("--name", type=IMAGE_NAME, help="Name of the image (default: UTC time plus save id).")
-@click.option(
-    "--compress", type=CODEC, default="none", metavar="none|zstd[:LEVEL]", help="Codec (default: none)."
-)
+@compress_flags("none", "Default: none.")
 @click.option("--overwrite", is_flag=True, help="Replace an image of that name, in one step at the end.")
 @click.option("--stdin-name", default="stdin", metavar="NAME", help="Name of the stream that PATH - becomes.")
 @click.option(
@@ -116,7 +114,7 @@ def save(
     Examples:
       ckptpipe save /data/model --to /mnt/nvme/images --name step-100
       ckptpipe save /ckpt --to nvme:/mnt/a,/mnt/b --best-effort s3://bucket/images
-      tar c /srv | ckptpipe save - --stdin-name srv.tar --to s3://bucket/images --compress zstd:3
+      tar c /srv | ckptpipe save - --stdin-name srv.tar --to s3://bucket/images --compress auto
       ckptpipe save --pid 4242 --leave checkpointed --to s3://bucket/images --name a
     """
     from ckptpipe.pipeline.spec import SinkSpec, SourceSpec

@@ -23,6 +23,7 @@ from ckptpipe.pipeline.result import (
 from ckptpipe.storage_backends.quantities import format_bytes, format_rate
 
 MAX_ROWS = 100  # of one list of `ckptpipe show`
+MAX_CHOICES = 8  # lines of what auto chose
 
 
 def print_parts(parts: Sequence[RenderableType]) -> None:
@@ -171,6 +172,7 @@ def _sink(sink: SinkResult, facts: RunFacts) -> Table:
         ("", title),
         ("digest", sink.digest),
         ("stored", _stored(sink)),
+        *_chosen(sink),
         ("ran", _ran(sink.engine or facts.io_engine, sink.direct, sink.codec_backend, facts)),
         ("retries", str(sink.retries)),
         ("durable", f"after {duration(sink.seconds)}"),
@@ -207,6 +209,23 @@ def _codec(sink: SinkResult) -> str:
     if not sink.chunks_compressed + sink.chunks_raw:
         return f"{sink.codec}, as it was"
     return f"{sink.codec}: {sink.chunks_compressed:,} of {plural(sink.chunks_compressed + sink.chunks_raw, 'chunk')} compressed"
+
+
+def _chosen(sink: SinkResult) -> list[tuple[str, str]]:
+    """What auto chose, a line a stream."""
+    lines = []
+    for each in sink.decisions[:MAX_CHOICES]:
+        rates = [
+            f"{what} {format_rate(each[key])}"
+            for key, what in (("codec_rate", "codec"), ("sink_rate", "sink"))
+            if each.get(key)
+        ]
+        ratio = f" {each['ratio']:.2f}x" if "ratio" in each else ""
+        why = f" ({', '.join([str(each['reason']), *rates])})" if each.get("reason") else ""
+        lines.append(f"{each['streams']}: {each['encoding']}{ratio}{why}")
+    if len(sink.decisions) > MAX_CHOICES:
+        lines.append(f"… and {len(sink.decisions) - MAX_CHOICES} more; --json shows all")
+    return [("chosen" if not number else " ", line) for number, line in enumerate(lines)]
 
 
 def _ran(engine: str, direct: str, codec_backend: str, facts: RunFacts) -> str:

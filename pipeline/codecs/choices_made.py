@@ -20,6 +20,9 @@ STREAMS_MAX = 32
 """Streams that are listed each by itself, the largest ones; the others are summed up."""
 
 
+RAW_REASON = "the sink took most chunks before a codec had time for them"
+
+
 @dataclass(slots=True)
 class _Stream:
     raw_bytes: int = 0
@@ -46,7 +49,8 @@ class ChoicesMade:
         self._chooser, self._sink = chooser, sink
 
     def add(self, chunk: Chunk, kind: Kind | None, encoding: Encoding | None) -> None:
-        """``chunk`` was stored in ``encoding``, raw where that is None. ``kind``: what it, or one before it, is."""
+        """``chunk`` was stored in ``encoding``, raw where that is None. ``kind``: of the last chunk of its
+        stream that was looked at."""
         assert self._chooser is not None and self._sink is not None
         stream = self.count(chunk, encoding)
         if kind is not None and (stream.decision is None or encoding is not None):
@@ -90,12 +94,14 @@ def _shown(name: str, stream: _Stream) -> dict[str, object]:
         "chunks": dict(sorted(stream.chunks.items())),
     }
     decision = stream.decision
-    if decision is not None:
+    if decision is None:
+        shown["reason"] = RAW_REASON
+    else:
         shown |= {
             "expected_ratio": round(decision.expected_ratio, 3),
             "codec_rate": _whole(decision.codec_rate),
             "sink_rate": _whole(decision.sink_rate),
-            "reason": decision.reason,
+            "reason": RAW_REASON if most == "raw" and decision.compresses else decision.reason,
         }
         if decision.facts is not None:
             shown["sample"] = decision.facts.as_json()

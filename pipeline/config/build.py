@@ -55,7 +55,10 @@ def _source(source: Source) -> SourceSpec:
 def _stage(name: str, reads: str, stage: ListedStage | Stage) -> StageSpec:
     if stage.compress is not None:
         codec = stage.compress
-        return StageSpec(name, "compress", reads, {"codec": codec.name, "level": codec.level})
+        params: dict[str, Any] = {"codec": codec.name, "level": codec.level}
+        if stage.transform is not None:
+            params["transform"] = stage.transform
+        return StageSpec(name, "compress", reads, params)
     return StageSpec(name, "limit", reads, {"rate": stage.limit})
 
 

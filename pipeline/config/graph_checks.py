@@ -178,6 +178,8 @@ class _Checker:
 
     def _double_compression(self, stages: dict[str, _Node], looping: set[str]) -> None:
         for node in stages.values():
+            if "transform" in node.data and "compress" not in node.data:
+                self._located.blame((*node.path, "transform"), "a transform goes with `compress`", key=True)
             if not _compresses(node) or node.name in looping:
                 continue
             earlier = next((up for up in self._upstream(node, stages) if _compresses(up)), None)

@@ -69,10 +69,20 @@ class ListedStage(_Model):
     """One stage of a list: it reads the one before it. Exactly one of `compress` and `limit`."""
 
     model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["compress"]}, {"required": ["limit"]}]}
+        json_schema_extra={
+            "oneOf": [{"required": ["compress"]}, {"required": ["limit"]}],
+            "dependentRequired": {"transform": ["compress"]},
+        }
     )
 
-    compress: Codec | None = Field(None, description="`none`, `zstd` or `zstd:LEVEL`")
+    compress: Codec | None = Field(
+        None,
+        description="`none`, `zstd[:LEVEL]`, `deflate[:LEVEL]`, of GPU memory `ans[:TYPE]`, or `auto`: what gets each stream stored soonest",
+    )
+    transform: choice("auto", "none", "planes2", "planes4") | None = Field(  # type: ignore[valid-type]
+        None,
+        description="With `compress`: whether elements of 2 or 4 bytes are split into planes first; nothing: as in `settings`",
+    )
     limit: Rate | None = Field(None, description="At most this many bytes a second, like `200MB/s`")
 
 
@@ -142,6 +152,13 @@ class RunSettings(_Model):
     )
     gpu_scratch_bytes: Size = Field(
         512 * MIB, description="Memory of each GPU that codecs there take, where they are used"
+    )
+    transform: choice("auto", "none", "planes2", "planes4") = Field(  # type: ignore[valid-type]
+        "auto",
+        description="Whether elements of 2 or 4 bytes are split into planes before a codec; `auto`: where a sample says so",
+    )
+    allow_gpu_only: Flag = Field(
+        False, description="Whether `compress: auto` may choose codecs that cannot be read without a GPU"
     )
     decompress_backend: choice("auto", "decompression-engine", "nvcomp-cuda", "cpu") = Field(  # type: ignore[valid-type]
         "auto", description="Who decodes an image; one that is named and cannot fails the run"

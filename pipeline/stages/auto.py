@@ -26,6 +26,8 @@ SMALLEST = 8192
 """Bytes; a smaller chunk is stored raw: padding to 4096 leaves nothing to gain."""
 NICE = 10
 """What codec threads are nicer than the rest: copies, checksums and writes come first where CPUs are short."""
+SAMPLED = 1 << 20
+"""Bytes; a stream whose first chunk is at least this large gets a look of its own."""
 LOOK_SECONDS = 2e-3
 """Where the sink has that much to do, another look at bytes that were not worth coding costs nothing."""
 LEISURE = 20e6
@@ -155,13 +157,14 @@ class AutoStage(Stage):
             self.raw += 1
         else:
             self.compressed += 1
-        self.made.add(chunk, kind, encoding)
+        self.made.add(chunk, self._kinds.get(chunk.stream), encoding)
 
     async def _turn(self, chunk: Chunk, kind: Kind | None, chooser: Chooser, sink: SinkRate) -> bool:
         """Wait for a codec thread. False where the chunk is stored sooner without."""
         while True:
             busy = self._coding >= self._threads
-            if kind is not None and not self._leisure:
+            sampled = chunk.stream in self._kinds or chunk.raw_bytes < SAMPLED
+            if kind is not None and not self._leisure and (sampled or (busy and not sink.lag)):
                 likely = chooser.choose(kind)
                 if likely is None and sink.lag < LOOK_SECONDS:
                     return False
