@@ -12,6 +12,7 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.graph import Graph
 from ckptpipe.pipeline.image.layout import is_image_name
+from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.sinks.files import FilesSink
 from ckptpipe.pipeline.sinks.image import ImageSink
 from ckptpipe.pipeline.sources.abc import Source
@@ -172,13 +173,17 @@ def codec_of(spec: StageSpec) -> CodecChoice:
     return choice_of(spec.params["codec"], spec.params.get("level"))
 
 
+def encoding_of(spec: StageSpec, settings: Settings) -> Encoding:
+    """What a compress stage is to do; the transform is the settings' where the stage has none of its own."""
+    transform = spec.params.get("transform") or settings.transform
+    return Encoding(codec_of(spec), parse_transform(transform))
+
+
 def _make_stage(spec: StageSpec, context: GraphContext) -> CompressStage | AutoStage | LimitStage:
     params: Mapping[str, Any] = spec.params
     if spec.kind == "limit":
         return LimitStage(spec.name, float(params["rate"]))
-    encoding = Encoding(
-        codec_of(spec), parse_transform(params.get("transform") or context.settings.transform)
-    )
+    encoding = encoding_of(spec, context.settings)
     sink_bytes = context.backend_context.inflight_bytes
     if encoding.codec.auto:
         leisure = bool(params.get("leisure"))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckptpipe.pipeline.cuda import choice, topology
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
+from ckptpipe.pipeline.doctor_codecs import codec_finding
 from ckptpipe.pipeline.doctor_report import Finding
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.quantities import format_bytes
@@ -55,6 +56,7 @@ async def gpu_findings(root: Path = Path("/")) -> list[Finding]:
             _numa(gpus, places),
             _uplinks(gpus, places),
             _decompression(gpus),
+            await asyncio.to_thread(codec_finding, driver, gpus),
             *_capture(driver, gpus, root),
             await _controller(),
         ]

@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ckptpipe.pipeline.codecs.choice import ANS_TYPES
 from ckptpipe.pipeline.codecs.encoding import Encoding
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
-from ckptpipe.pipeline.decoding import CPU, ENGINE, NVCOMP, BadChunk, differs
+from ckptpipe.pipeline.decoding import CPU, NVCOMP, BadChunk, differs
 from ckptpipe.pipeline.image.records import PlaneRecord
-from ckptpipe.pyx.cuda import CudaError
-from ckptpipe.pyx.cuda_errors import OUT_OF_MEMORY
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.staging import Lease
-from ckptpipe.storage_backends.quantities import format_bytes
 
 if TYPE_CHECKING:
     from ckptpipe.pyx.device_codec import DeviceCodec, EncodePlan
 
 WRITES = frozenset({"deflate", "ans", "gdeflate"})
 """Names of the codecs that a GPU writes."""
-ENGINE_FORMATS = {1: 2, 2: 6, 4: 5}
-"""Bits of the decompression engine's mask (attribute 136), and the ids of the codecs that they stand for."""
-
-
-class NoGpuCodec(CkptpipeError):
-    """A codec of the GPU cannot be had here."""
 
 
 def find_nvcomp() -> Any:
@@ -48,11 +38,9 @@ def why_no_encoder() -> CkptpipeError | None:
 
 async def create(
     driver: CudaDriver, gpu: Gpu, context: int, run: GraphContext, decoder: str = "auto"
-) -> tuple[DeviceCodec, frozenset[int]]:
-    """The codec of one GPU, with the scratch memory that the settings of ``run`` say, and the ids of what it decodes.
-
-    NoGpuCodec where that is more than is free; CkptpipeError and UsageError as `DeviceCodec.create` has them.
-    """
+) -> DeviceCodec:
+    """The codec of one GPU, with the scratch memory that the settings of ``run`` say. Raises as `DeviceCodec.create`
+    does, and CkptpipeError where there is neither nvCOMP nor a decompression engine to decode with."""
     from ckptpipe.pyx.device_codec import DeviceCodec
 
     try:
@@ -61,32 +49,14 @@ async def create(
         if decoder == NVCOMP or not gpu.decompress_mask:
             raise
         library = None
-    scratch = run.settings.gpu_scratch_bytes
-    try:
-        codec = await DeviceCodec.create(
-            gpu.ordinal,
-            context,
-            scratch_bytes=scratch,
-            nvcomp=library,
-            chunk_bytes=run.chunk_bytes,
-            decoder=decoder,
-        )
-    except CudaError as error:
-        if error.code != OUT_OF_MEMORY:
-            raise
-        free, _ = await driver.memory(context)
-        raise NoGpuCodec(
-            f"{gpu.uuid} ({gpu.name}) has {format_bytes(free)} of memory free, its codecs want {format_bytes(scratch)} of "
-            f"scratch: {error.message}",
-            cure="let codecs have less (--gpu-scratch), free memory on that GPU, or do without: --compress none or zstd on "
-            "a save, --decompress-backend cpu on a restore",
-        ) from error
-    reads = frozenset[int]()
-    if codec.decoder == ENGINE:
-        reads = frozenset(number for bit, number in ENGINE_FORMATS.items() if gpu.decompress_mask & bit)
-    if library is not None and decoder != ENGINE:
-        reads |= frozenset(library.formats)
-    return codec, reads
+    return await DeviceCodec.create(
+        gpu.ordinal,
+        context,
+        scratch_bytes=run.settings.gpu_scratch_bytes,
+        nvcomp=library,
+        chunk_bytes=run.chunk_bytes,
+        decoder=decoder,
+    )
 
 
 def encode_plan(encoding: Encoding) -> EncodePlan:
@@ -96,8 +66,8 @@ def encode_plan(encoding: Encoding) -> EncodePlan:
     choice = encoding.codec
     return EncodePlan(
         codec_id=choice.id,
-        level=choice.level or 0,
-        ans_type=ANS_TYPES[choice.level or 0] if choice.name == "ans" else "",
+        level=0 if choice.name == "ans" else choice.level or 0,
+        ans_type=(choice.level or 0) if choice.name == "ans" else 0,
         transform=encoding.transform,
         block_bytes=encoding.block_bytes,
     )

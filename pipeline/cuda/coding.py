@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckptpipe.pipeline.build import codec_of
-from ckptpipe.pipeline.codecs import CodecChoice, Encoding, parse_transform
+from ckptpipe.pipeline.build import encoding_of
+from ckptpipe.pipeline.codecs import CodecChoice, Encoding
 from ckptpipe.pipeline.codecs.decision import decide
 from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO
 from ckptpipe.pipeline.codecs.rates import gpu_rates
@@ -17,6 +17,7 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda import codec_device
 from ckptpipe.pipeline.cuda.links import Link, Links
 from ckptpipe.pipeline.decoding import NVCOMP
+from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.spec import SOURCE, GraphSpec, StageSpec
 from ckptpipe.pipeline.stages.encoded import EncodedStage
 
@@ -56,7 +57,9 @@ async def take_stages(spec: GraphSpec, links: Links, context: GraphContext) -> T
     CkptpipeError where no CPU has it, or the GPU's memory does not hold the scratch. Nothing is touched yet.
     """
     taken = TakenStages()
-    wanted = {stage.name: _coding(stage) for stage in spec.stages if stage.kind == "compress"}
+    wanted = {
+        stage.name: _coding(stage, context.settings) for stage in spec.stages if stage.kind == "compress"
+    }
     wanted = {name: coding for name, coding in wanted.items() if _for_gpus(coding.encoding.codec)}
     here = [stage.name for stage in spec.stages if stage.reads == SOURCE and stage.name in wanted]
     for name in sorted(wanted.keys() - set(here)):
@@ -72,6 +75,11 @@ async def take_stages(spec: GraphSpec, links: Links, context: GraphContext) -> T
             taken.notes.append(f"{choice} is the CPU's work: {reason}")
         return taken
     await links.open_codecs(context)
+    for name in here:
+        for plan in _possible(wanted[name]):
+            for link in links:
+                assert link.codec is not None, "codecs are open"
+                await link.codec.prepare(plan)
     backend = codec_device.shown([NVCOMP], links.simulated)
     for name in here:
         coding = wanted[name]
@@ -89,11 +97,20 @@ def _for_gpus(choice: CodecChoice) -> bool:
     return choice.auto or choice.name in codec_device.WRITES
 
 
-def _coding(stage: StageSpec) -> Coding:
-    encoding = Encoding(codec_of(stage), parse_transform(stage.params.get("transform") or "auto"))
-    if not encoding.codec.auto:
-        return Coding(encoding)
-    return Coding(encoding, bool(stage.params.get("allow_gpu_only")), stage.name)
+def _coding(stage: StageSpec, settings: Settings) -> Coding:
+    encoding = encoding_of(stage, settings)
+    return Coding(encoding, settings.allow_gpu_only, stage.name) if encoding.codec.auto else Coding(encoding)
+
+
+def _possible(coding: Coding) -> list[EncodePlan]:
+    """What `DeviceCodec` may be asked for, so that what it refuses is refused before anything is touched."""
+    encoding = coding.encoding
+    choices = [encoding.codec]
+    if encoding.codec.auto:
+        choices = [CodecChoice("deflate", 0), CodecChoice("deflate", 1)]
+        choices += [CodecChoice("ans", number) for number in range(2)] if coding.allow_gpu_only else []
+    transforms = [0, 1, 2] if encoding.transform == TRANSFORM_AUTO else [encoding.transform]
+    return [codec_device.encode_plan(Encoding(choice, each)) for choice in choices for each in transforms]
 
 
 class Coder:

@@ -60,7 +60,7 @@ async def readable(
     asked = context.settings.decompress_backend
     positions = reader.select(streams)
     used = codecs_used(reader.index, positions)
-    found = frozenset.intersection(*(link.reads for link in links))
+    found = frozenset.intersection(*(frozenset(link.codec.decodes) for link in links if link.codec))
     if asked == "auto":
         found -= {ZSTD}
         require_cpu(reader, {codec: use for codec, use in used.items() if codec not in found})

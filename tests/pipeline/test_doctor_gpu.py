@@ -30,8 +30,9 @@ def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def findings() -> Iterator[Callable[..., dict[str, Finding]]]:
     """``findings(root, gpus=…)``: what is said of such a machine, by name."""
 
-    def look(root: Path = Path("/"), **options: object) -> dict[str, Finding]:
-        with SimWorld(**options) as world, world.attached():  # type: ignore[arg-type]
+    def look(root: Path = Path("/"), *, nvcomp: str = "", **options: object) -> dict[str, Finding]:
+        more = {"CKPTPIPE_NVCOMP": nvcomp} if nvcomp else {}
+        with SimWorld(**options) as world, world.attached(**more):  # type: ignore[arg-type]
             found = asyncio.run(doctor_gpu.gpu_findings(root))
             # Only the one that looks at it has a context, and it has let it go.
             assert all(world.used(gpu.index) == 0 for gpu in world.gpus)
@@ -47,14 +48,24 @@ def test_a_machine_of_today(findings: Callable[..., dict[str, Finding]]) -> None
     assert found["decompression"].value == "mask 0x7 (Deflate, Snappy, LZ4), maximum length 4.0 MiB"
     assert (found["custom storage"].state, found["custom storage"].value) == ("ok", "works")
     assert found["device buffers"].state == "ok"
+    assert found["GPU codecs"].value == (
+        "nvCOMP 6.0.0 (simulated); decodes: decompression-engine, nvcomp-cuda, cpu; scratch 512.0 MiB a GPU (--gpu-scratch)"
+    )
     assert found["controller"].cure == "ckptpipe serve &"
     report = DoctorReport([Section("GPU", list(found.values()))])
-    assert len(report.lines()) <= 12, "the rest of the screen is for the others"
+    assert len(report.lines()) <= 14, "the rest of the screen is for the others"
 
 
 def test_no_engine(findings: Callable[..., dict[str, Finding]]) -> None:
     found = findings(gpus=1)["decompression"]
     assert (found.state, found.value) == ("note", "no engine: mask 0x0, maximum length 0")
+
+
+def test_no_nvcomp(findings: Callable[..., dict[str, Finding]]) -> None:
+    found = findings(gpus=1, decompression=(1, 4 << 20), nvcomp="/nowhere/libnvcomp.so")["GPU codecs"]
+    assert found.state == "note" and "decodes: decompression-engine, cpu" in found.value
+    assert found.cure
+    assert findings(gpus=1, nvcomp="/nowhere")["GPU codecs"].value.endswith("decodes: cpu")
 
 
 def test_mig_is_said(findings: Callable[..., dict[str, Finding]]) -> None:
