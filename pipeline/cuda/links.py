@@ -31,7 +31,6 @@ class Link:
     rings: list[StagingRing]
     simulated: bool
     codec: DeviceCodec | None = None
-    reads: frozenset[int] = frozenset()  # ids of what the codec decodes
 
     @property
     def ring(self) -> StagingRing:
@@ -84,7 +83,7 @@ class Links:
         try:
             for link in self:
                 if link.codec is None:
-                    link.codec, link.reads = await codec_device.create(
+                    link.codec = await codec_device.create(
                         self._driver, link.gpu, link.context, context, decoder
                     )
                     opened.append(link)
