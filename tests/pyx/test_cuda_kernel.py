@@ -199,7 +199,7 @@ def test_without_cuda_python_the_reason_is_told_each_time() -> None:
     )
     first, second = done.stdout.splitlines()
     assert first == second
-    assert "no checksum kernel for the GPU" in first
+    assert "no kernels for the GPU" in first
     assert "nvidia-cuda-nvrtc" in first
 
 
