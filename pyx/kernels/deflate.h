@@ -1,0 +1,33 @@
+/* Deflate (RFC 1951): an encoder that codes by entropy alone, and ISA-L's decoder where a process has it. */
+#ifndef CKPT_DEFLATE_H
+#define CKPT_DEFLATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* One final block of literals with Huffman codes of their own, or stored blocks where these are shorter: all of
+   source as one raw stream. Bytes written, 0 when room does not hold them. nbytes is below 2^28. */
+size_t ck_deflate_literals(const unsigned char *source, size_t nbytes, unsigned char *destination, size_t room);
+/* How many bytes that would write. */
+size_t ck_deflate_literals_size(const unsigned char *source, size_t nbytes);
+
+/* Finds isal_inflate_* in the shared object at path, which may be an extension module with ISA-L in it.
+   0, or -1 when it cannot be loaded or has them not. The library stays loaded. */
+int ck_isal_open(const char *path);
+
+enum {
+    CK_INFLATE_OK = 0,
+    CK_INFLATE_CUT,     /* the stream goes on behind the last byte */
+    CK_INFLATE_LONG,    /* it gives more than room bytes */
+    CK_INFLATE_SHORT,   /* it gives fewer: *found */
+    CK_INFLATE_TRAILER, /* bytes follow it: *found */
+    CK_INFLATE_DAMAGED
+};
+
+#define CK_ISAL_STATE (512u << 10) /* bytes of a decoder's state; ISA-L 2's struct inflate_state has 88 KiB */
+
+/* Decodes one raw stream that must fill destination exactly. state: CK_ISAL_STATE bytes, aligned to 64. */
+int ck_isal_inflate(void *state, const unsigned char *source, size_t nbytes, unsigned char *destination,
+                    size_t room, size_t *found);
+
+#endif
