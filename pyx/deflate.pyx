@@ -136,7 +136,7 @@ cdef class Inflater:
         """Fill ``destination`` from the streams of these ``lengths``, ``block_bytes`` from each but the last.
 
         ValueError where the lengths do not add up to ``source`` or are not as many as there are blocks, and
-        where a stream is damaged, cut short, followed by anything, or gives another length than its block has;
+        where a stream is damaged, cut short, followed by anything or gives another length than its block has;
         it names the block. Nothing is written outside of ``destination``.
         """
         cdef _Pair pair = _Pair(destination, source)
