@@ -17,6 +17,7 @@ from ckptpipe.pipeline.blocking import (
     delete_blocking,
     gc_blocking,
     list_images_blocking,
+    recompress_blocking,
     recover_blocking,
     restore_blocking,
     run_graph_blocking,
@@ -50,6 +51,7 @@ from ckptpipe.pipeline.errors import (
 )
 from ckptpipe.pipeline.operations import copy, restore, run_graph, save, verify
 from ckptpipe.pipeline.progress import Progress
+from ckptpipe.pipeline.recompress import recompress
 from ckptpipe.pipeline.result import GcResult, ImageSummary, ReadResult, SaveResult, SinkResult
 from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec, StageSpec
@@ -110,6 +112,8 @@ __all__ = [
     "gc_blocking",
     "list_images",
     "list_images_blocking",
+    "recompress",
+    "recompress_blocking",
     "recover",
     "recover_blocking",
     "restore",

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from ckptpipe.pipeline import operations, stored_images
+from ckptpipe.pipeline import operations, recompress, stored_images
 from ckptpipe.pipeline.cuda import recovery
 from ckptpipe.pipeline.loop import run
 
@@ -28,6 +28,7 @@ save_blocking = _blocking(operations.save)
 restore_blocking = _blocking(operations.restore)
 verify_blocking = _blocking(operations.verify)
 copy_blocking = _blocking(operations.copy)
+recompress_blocking = _blocking(recompress.recompress)
 recover_blocking = _blocking(recovery.recover)
 run_graph_blocking = _blocking(operations.run_graph)
 list_images_blocking = _blocking(stored_images.list_images)

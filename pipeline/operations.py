@@ -28,6 +28,7 @@ from ckptpipe.pipeline.sinks.nothing import NothingSink
 from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.image import Counts, ImageSource
 from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
+from ckptpipe.pipeline.stages.abc import Stage
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import StoreNotFound
 from ckptpipe.storage_backends.registry import open_backend
@@ -338,13 +339,49 @@ async def save_graph(
         await _open(source, context)
         taken = await source.take_stages(spec)
         graph = build.link(spec, source, context, save_id=save_id, image_name=name, phase=phase, taken=taken)
-        try:
-            await graph.run(progress)
-            sinks = [_sink_result(node) for node in graph.sinks]
-        finally:
-            await shielded(graph.aclose())
+        return await _run_save(graph, source, context, name, meter, progress)
     finally:
         await shielded(source.aclose())
+
+
+async def run_linked(
+    source: Source,
+    context: GraphContext,
+    stages: Sequence[Stage],
+    sink: ImageSink,
+    *,
+    phase: str,
+    name: str,
+    progress: ProgressCallback | None,
+) -> SaveResult:
+    """Source, stages and sink, one behind the other, as one save."""
+    meter = Meter()
+    try:
+        await _open(source, context)
+        graph = Graph(source, context, phase=phase)
+        reads = ""
+        for stage in stages:
+            graph.add_stage(stage, reads)
+            reads = stage.name
+        graph.add_sink(sink, reads)
+        return await _run_save(graph, source, context, name, meter, progress)
+    finally:
+        await shielded(source.aclose())
+
+
+async def _run_save(
+    graph: Graph,
+    source: Source,
+    context: GraphContext,
+    name: str,
+    meter: Meter,
+    progress: ProgressCallback | None,
+) -> SaveResult:
+    try:
+        await graph.run(progress)
+        sinks = [_sink_result(node) for node in graph.sinks]
+    finally:
+        await shielded(graph.aclose())
     facts = _facts(context, meter, source)
     facts.copy_seconds = graph.copy_seconds
     return SaveResult(

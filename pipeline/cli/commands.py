@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import click
 
-from ckptpipe.pipeline.cli import copy, doctor, images, launch, pipelines, processes, restore, save, serve
+from ckptpipe.pipeline.cli import (
+    copy,
+    doctor,
+    images,
+    launch,
+    pipelines,
+    processes,
+    recompress,
+    restore,
+    save,
+    serve,
+)
 from ckptpipe.pipeline.cli.flags import HELP_NAMES
 from ckptpipe.pipeline.config.nearest import suggestion
 
@@ -71,6 +82,7 @@ for _command in (
     restore.restore,
     restore.verify,
     copy.copy,
+    recompress.recompress,
     images.list_images,
     images.show,
     images.delete,

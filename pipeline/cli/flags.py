@@ -43,6 +43,12 @@ def _size(text: str) -> int:
     return parse_bytes(text)
 
 
+def _rate(text: str) -> int:
+    from ckptpipe.storage_backends.quantities import parse_rate
+
+    return parse_rate(text)
+
+
 def _duration(text: str) -> float:
     from ckptpipe.pipeline.config.words import parse_duration
 
@@ -62,6 +68,7 @@ def _image_name(text: str) -> str:
 
 
 SIZE = Quantity("size", _size)
+RATE = Quantity("rate", _rate)
 DURATION = Quantity("duration", _duration)
 CODEC = Quantity("codec", _codec)
 IMAGE_NAME = Quantity("name", _image_name)
@@ -231,17 +238,23 @@ decompress_flag = click.option(
 """Goes above `engine_flags`, which takes it into ``settings``."""
 
 
-def compress_flags(default: str | None, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+_allow_gpu_only = click.option(
+    "--allow-gpu-only",
+    is_flag=True,
+    help="With --compress auto: codecs that cannot be read without a GPU may be chosen.",
+)
+
+
+def compress_flags(
+    default: str | None, text: str, *, gpu: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """--compress, which the command gets, and --transform and --allow-gpu-only, which go into ``settings``: above
-    `engine_flags`. ``text``: what the command says of its default."""
+    `engine_flags`. ``text``: what the command says of its default. ``gpu``: whether what is coded may lie on one."""
+    ans = "; of GPU memory ans[:TYPE] too" if gpu else ""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for flag in (
-            click.option(
-                "--allow-gpu-only",
-                is_flag=True,
-                help="With --compress auto: codecs that cannot be read without a GPU may be chosen.",
-            ),
+            *([_allow_gpu_only] if gpu else []),
             click.option(
                 "--transform",
                 type=click.Choice(["auto", "none", "planes2", "planes4"]),
@@ -252,8 +265,7 @@ def compress_flags(default: str | None, text: str) -> Callable[[Callable[..., An
                 type=CODEC,
                 default=default,
                 metavar="CODEC[:LEVEL]",
-                help="none, auto, zstd[:LEVEL], deflate[:LEVEL]; of GPU memory ans[:TYPE] too. auto: what gets each "
-                f"stream stored soonest. {text}",
+                help=f"none, auto, zstd[:LEVEL], deflate[:LEVEL]{ans}. auto: what gets each stream stored soonest. {text}",
             ),
         ):
             command = flag(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.codecs.decision import Decision, decide
@@ -20,6 +20,7 @@ STREAMS_MAX = 32
 """Streams that are listed each by itself, the largest ones; the others are summed up."""
 
 
+LEISURE_REASON = "the smallest that some time buys"
 RAW_REASON = "the sink took most chunks before a codec had time for them"
 
 
@@ -54,8 +55,9 @@ class ChoicesMade:
         assert self._chooser is not None and self._sink is not None
         stream = self.count(chunk, encoding)
         if kind is not None and (stream.decision is None or encoding is not None):
-            rate = self._sink.rate if self._sink.known else self._sink.guess
-            stream.decision = decide(kind.facts, self._chooser.rates(kind), rate)
+            stream.decision = decide(kind.facts, self._chooser.rates(kind), self._sink.rate)
+            if self._sink.fixed and stream.decision.compresses:
+                stream.decision = replace(stream.decision, sink_rate=0.0, reason=LEISURE_REASON)
 
     def decided(self, stream: int, decision: Decision) -> None:
         """What was decided for a stream before its chunks came."""

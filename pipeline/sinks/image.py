@@ -91,7 +91,7 @@ class ImageSink(Sink):
         container = await open_backend(self.url, self._context.backend_context, self._options)
         self._container = container
         self.url = container.url
-        self._image = container.child(self._image_name)
+        self._image = await self._place(container)
         if not self._context.claim(self._image.url):
             raise UsageError(f"two sinks write to {self._image.url}", cure="give each a URL of its own")
         self._check_size(source)
@@ -109,6 +109,10 @@ class ImageSink(Sink):
                 cure="choose another --name, or replace it with --overwrite",
             )
         self._replaced = stored
+
+    async def _place(self, container: Backend) -> Backend:
+        """Where the image goes, in what the URL names."""
+        return container.child(self._image_name)
 
     def _check_size(self, source: Source) -> None:
         """What no manifest or index can hold is refused before the copy, not after it."""
@@ -173,10 +177,11 @@ class ImageSink(Sink):
 
     async def commit(self) -> None:
         stored = await asyncio.to_thread(self._manifest)
+        await self._before_commit(stored)
         self._digest = digest_of(stored)
-        self._manifest_bytes = stored
         try:
             await self._look_again()
+            self._manifest_bytes = stored
             await self._image.put_atomic(MANIFEST_NAME, stored, if_absent=not self._overwrite)
         except ObjectExists as error:
             raise ImageExists(
@@ -185,6 +190,9 @@ class ImageSink(Sink):
             ) from error
         self._committed = True
         self._seconds = time.perf_counter() - self._clock
+
+    async def _before_commit(self, manifest: bytes) -> None:
+        """The last look at what is about to become the image."""
 
     async def _look_again(self) -> None:
         """Another save may have replaced the old image meanwhile: then its image is what we replace."""
