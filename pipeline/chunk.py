@@ -25,7 +25,8 @@ class Chunk:
 
     ``lease[:stored_bytes]`` are the bytes as they will be stored; zeros follow up to `padded`. A zero chunk
     has no lease. ``planes`` is empty where the stored bytes are the raw ones. Whoever holds a chunk passes it
-    on or calls `release`, once.
+    on or calls `release`, once. ``version``: of a chunk that is sent again, since it changed: the highest counts,
+    in whatever order they arrive.
     """
 
     __slots__ = (
@@ -39,10 +40,17 @@ class Chunk:
         "stream",
         "transform",
         "verified",
+        "version",
     )
 
     def __init__(
-        self, stream: int, number: int, raw_bytes: int, raw_crc32c: int, lease: Lease | None
+        self,
+        stream: int,
+        number: int,
+        raw_bytes: int,
+        raw_crc32c: int,
+        lease: Lease | None,
+        version: int = 0,
     ) -> None:
         self.stream = stream
         self.number = number
@@ -53,6 +61,7 @@ class Chunk:
         self.stored_crc32c = raw_crc32c if lease is not None else 0
         self.transform = 0
         self.planes: tuple[PlaneRecord, ...] = ()
+        self.version = version
         self.verified = True  # False: `raw_crc32c` is what the bytes should have; the sink finds out
 
     @property
@@ -89,6 +98,7 @@ class Chunk:
         twin.transform = self.transform
         twin.planes = self.planes
         twin.verified = self.verified
+        twin.version = self.version
         return twin
 
     def release(self) -> None:

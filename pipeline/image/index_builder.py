@@ -24,7 +24,11 @@ from ckptpipe.pyx.checksum import crc32c
 
 _LEVEL = 3
 _PIECE = 4 << 20
-_RAW_AT, _PLANES_AT = 36, 48  # byte positions in a row: raw length (never 0 in a row), plane offset
+_FLAGS_AT, _RAW_AT, _PLANES_AT = (
+    4,
+    36,
+    48,
+)  # byte positions in a row: flags, raw length (never 0), plane offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class EncodedIndex:
 
 
 class IndexBuilder:
-    """Takes each chunk's record once and makes the index object.
+    """Takes each chunk's record and makes the index object. A chunk has one row: that of its highest version.
 
     Memory: 64 bytes a chunk, and what the plane records of coded chunks need (24 bytes for zstd).
     """
@@ -50,9 +54,14 @@ class IndexBuilder:
         self.zero_chunks = 0
         self._streams: dict[int, bytearray] = {}
         self._planes = bytearray()
+        self._versions: dict[tuple[int, int], int] = {}  # of chunks that were sent again
 
-    def add(self, record: ChunkRecord) -> None:
-        """Take one row. ValueError for one that contradicts itself or is there already."""
+    def add(self, record: ChunkRecord, version: int = 0) -> None:
+        """Take one row. ValueError for one that contradicts itself, or is there in this version already.
+
+        A higher version replaces the row, a lower one that comes late is dropped; what was stored of either stays
+        in its object as bytes that no row refers to.
+        """
         (
             stream,
             chunk,
@@ -101,10 +110,19 @@ class IndexBuilder:
                 cure=f"save with chunks larger than {self.chunk_bytes} bytes",
             )
         missing = start + ROW.size - len(rows)
+        replaced = False
         if missing > 0:
             rows += bytes(missing)
         elif rows[start + _RAW_AT : start + _RAW_AT + 4] != b"\0\0\0\0":
-            raise ValueError(f"stream {stream}, chunk {chunk}: added twice")
+            there = self._versions.get((stream, chunk), 0)
+            if version == there:
+                raise ValueError(f"stream {stream}, chunk {chunk}: added twice")
+            if version < there:
+                return
+            replaced = True
+            self.zero_chunks -= rows[start + _FLAGS_AT] & ChunkFlags.ZERO
+        if version:
+            self._versions[stream, chunk] = version
         if planes:
             plane_offset = len(self._planes)
             for plane in planes:
@@ -130,7 +148,7 @@ class IndexBuilder:
             plane_offset,
             plane_bytes,
         )
-        self.rows += 1
+        self.rows += not replaced
         self.zero_chunks += flags & ChunkFlags.ZERO
 
     def encode(self, chunk_counts: Sequence[int]) -> EncodedIndex:

@@ -81,14 +81,15 @@ class Packer:
         """Take the chunk over; it is released when its writer has a lease of its own."""
         try:
             if chunk.lease is None:
-                self._index.add(zero_record(chunk.stream, chunk.number, chunk.raw_bytes, chunk.raw_crc32c))
+                zeros = zero_record(chunk.stream, chunk.number, chunk.raw_bytes, chunk.raw_crc32c)
+                self._index.add(zeros, chunk.version)
             elif self._is_small(chunk):
                 await self._gather(chunk)
             else:
                 size = padded(chunk.stored_bytes)
                 crc = crc32c_zeros(size - chunk.stored_bytes, chunk.stored_crc32c)
                 target, offset = await self._append(Extent(chunk.lease, size, crc))
-                self._index.add(_record(chunk, target, offset))
+                self._index.add(_record(chunk, target, offset), chunk.version)
         finally:
             chunk.release()
 
@@ -135,7 +136,7 @@ class Packer:
         with slot:
             target, offset = await self._append(Extent(slot, self._gather_bytes, self._gather_crc))
         for chunk, at in self._gathered:
-            self._index.add(_record(chunk, target, offset + at))
+            self._index.add(_record(chunk, target, offset + at), chunk.version)
         self._gathered.clear()
 
     async def _append(self, extent: Extent) -> tuple[DataObject, int]:
