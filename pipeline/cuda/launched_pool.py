@@ -112,6 +112,18 @@ class LaunchedPool:
         found = [image for image in self.page.images() if image.generation > after]
         return sorted(found, key=lambda image: image.generation)
 
+    def watermark(self, image: PooledImage) -> int:
+        """So many bytes of ``image`` are written without a gap; 0 where the driver has given it back."""
+        try:
+            return self.page.watermark(image.slot, image.generation)
+        except LookupError:
+            return 0
+
+    def finished(self, first: int, count: int) -> bytes:
+        """How many writes of each of ``count`` pieces of the pool are over: 32-bit numbers."""
+        numbers = memoryview(self.page.pieces(first, count)).cast("I")
+        return numbers[1::2].tobytes()
+
     def require(self, images: Sequence[PooledImage]) -> None:
         """TargetError unless exactly these images are where they were."""
         there = {

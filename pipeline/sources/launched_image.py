@@ -1,35 +1,64 @@
-"""The driver's image of a launched process, in the pool of its capture library, as a source: sent from where it lies."""
+"""The driver's image of a launched process, in the pool of its capture library, as a source: sent from where it lies,
+and while the driver still writes it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ckptpipe.pipeline.chunk import Chunk, released_on_error
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.choice import shown
 from ckptpipe.pipeline.cuda.driver import CudaDriver
+from ckptpipe.pipeline.cuda.driver_builds import driver_build, known_builds, note_build
 from ckptpipe.pipeline.cuda.errors import TargetError
+from ckptpipe.pipeline.cuda.growing_image import GrowingImage
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool
 from ckptpipe.pipeline.cuda.session import DRIVER_IMAGE, LAUNCH, ProcessSession
 from ckptpipe.pipeline.cuda.target import Mapping
+from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.launch import HandoverFailed
+from ckptpipe.pipeline.sources.abc import Stream, fillers, first_error
 from ckptpipe.pipeline.sources.driver_image import DriverImageSource, Piece, made
 from ckptpipe.storage_backends.shielded import in_thread
 
 ALIGNMENT = 4096  # of what is stored: a chunk's padding ends there
+SHORT, LONG = 0.002, 0.016  # seconds between looks at an image that grows, and at one that does not
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A chunk to send. ``again``: the image's bytes of it changed since it was sent. ``compare``: send it again only
+    where they did."""
+
+    stream: int
+    number: int
+    again: bool = False
+    compare: bool = False
 
 
 class LaunchedImageSource(DriverImageSource):
-    """Like `DriverImageSource`, for ``sessions`` that have a pool. Sinks get ranges of the pool itself.
+    """Like `DriverImageSource`, for ``sessions`` that have a pool.
+
+    What the driver has written is sent while it goes on: copied into the ring, since it may still change. What it
+    changes later is sent again, as a higher version of the chunk, when its call has returned; what was not sent by
+    then goes out as a range of the pool itself. The driver waits for none of this. On a build of the driver that is
+    not known to write through the capture library alone, everything sent early is compared with the image at the end.
 
     What the library leaves to the driver (the pool is too small, say) is read the driver image's way.
     """
+
+    early = True  # send while the driver works
+    early_jobs = (
+        0  # copies at a time meanwhile, since the driver wants the CPUs too; 0: a quarter of the workers
+    )
 
     def __init__(self, driver: CudaDriver, sessions: Sequence[ProcessSession], lock_timeout: float) -> None:
         super().__init__(driver, sessions, lock_timeout)
         self.kind = shown(LAUNCH, driver.simulated)
         self._fallen_back = 0
+        self._growing: dict[int, GrowingImage] = {}  # by stream
 
     async def open(self, context: GraphContext) -> None:
         await super().open(context)
@@ -41,27 +70,71 @@ class LaunchedImageSource(DriverImageSource):
                 except HandoverFailed as error:
                     session.notes.append(f"{session}: its pool was not made ready: {error.message}")
             await in_thread(pool.map)
+        self._builds = await in_thread(known_builds)
 
-    async def _checkpoint(self, session: ProcessSession) -> list[Piece]:
-        pool = _pool(session)
+    async def run(self, outlet: Outlet) -> None:
+        for session in self._sessions:
+            await session.lock(self._lock_timeout)
+        count = fillers(self._context)
+        self._early_jobs = self.early_jobs or max(1, self._context.workers.threads // 4)
+        self._early = asyncio.Semaphore(self._early_jobs)
+        self._parts = asyncio.Queue[Part | None]()
+
+        async def capture() -> None:
+            for session in self._sessions:
+                await self._capture(session)
+            self.total_bytes = sum(piece.nbytes for piece in self._pieces)
+            for _ in range(count):
+                self._parts.put_nowait(None)
+
+        async def fill() -> None:
+            while (part := await self._parts.get()) is not None and not outlet.dropped:
+                if (chunk := await self._part(part)) is not None:
+                    await outlet.emit(chunk)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(capture())
+                for _ in range(count):
+                    group.create_task(fill())
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        await self._judge()
+
+    # -- the checkpoint ----------------------------------------------------------------------------------
+
+    async def _capture(self, session: ProcessSession) -> None:
+        """Checkpoint one process and hand out all of its image; where that lies is noted, and told."""
+        pool, first = _pool(session), len(self.streams)
         try:
             before: list[Mapping] | None = await asyncio.to_thread(session.target.maps)
         except TargetError:
             before = None  # its image can be had from the pool alone
         await in_thread(pool.handover.arm)
         was = pool.state
-        await session.checkpoint()
+        known = self._builds.get(driver_build(session.pid, was))
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(session.checkpoint())
+            if self.early and known is not False:
+                await self._follow(session, call, was.generation)
         await in_thread(pool.handover.settle)
         await in_thread(pool.handover.disarm)
         state = pool.state
-        images = pool.images(was.generation)
-        found = [Piece(session, image.address, image.nbytes, image.offset) for image in images]
+        images = self._look(session, was.generation, written=False)
+        pool.require([image.image for image in images])
         session.notes.append(pool.describe())
+        self._finish(session, images)
+        found = [self._pieces[image.stream] for image in images]
         if not images or state.fallbacks > was.fallbacks:
             if before is None:
                 raise session.target.not_permitted()
             used = self._used.get(session.pid, 0) - sum(piece.nbytes for piece in found)
-            found += await self._found(session, before, max(used, 0))
+            own = await self._found(session, before, max(used, 0))
+            found += own
+            for piece in own:
+                self._add(session, piece, len(self.streams) - first)
+                step = self._context.chunk_bytes
+                self._hand_out(len(self.streams) - 1, range(-(-piece.nbytes // step)))
             why = state.fallback_text or state.fallback_reason
             why = why if state.fallbacks > was.fallbacks else "the capture library did not see it"
             session.notes.append(f"{session}: the driver kept its image in memory of its own: {why}")
@@ -73,23 +146,150 @@ class LaunchedImageSource(DriverImageSource):
             "checkpointed",
             capture=LAUNCH if images else DRIVER_IMAGE,
             mappings=tuple((piece.address, piece.nbytes) for piece in found),
-            pool=tuple((image.slot, image.generation, image.offset, image.nbytes) for image in images),
+            pool=tuple(
+                (each.image.slot, each.image.generation, each.image.offset, each.image.nbytes)
+                for each in images
+            ),
         )
-        return found
+        if known is None:
+            await self._compare(images)
 
-    async def _chunk(self, stream: int, number: int, piece: Piece, start: int, nbytes: int) -> Chunk:
-        if piece.offset < 0:
-            return await super()._chunk(stream, number, piece, start, nbytes)
+    async def _follow(self, session: ProcessSession, call: asyncio.Task[None], after: int) -> None:
+        """Hand out what the driver has written, until its call has returned."""
+        pause = SHORT
+        while not call.done():
+            grown = False
+            for image in self._look(session, after, written=True):
+                ready = list(image.ready())
+                self._hand_out(image.stream, ready)
+                grown = grown or bool(ready)
+            pause = SHORT if grown else min(2 * pause, LONG)
+            await asyncio.wait({call}, timeout=pause)
+
+    def _look(self, session: ProcessSession, after: int, *, written: bool) -> list[GrowingImage]:
+        """The images of this checkpoint that are known; new ones become streams, with ``written`` once they hold
+        something."""
+        pool = _pool(session)
+        mine = {
+            each.image.generation: each
+            for stream, each in self._growing.items()
+            if self._pieces[stream].session is session
+        }
+        for state in pool.images(after):
+            if state.generation not in mine and (state.watermark or not written):
+                image = GrowingImage(pool, state, len(self.streams), self._context.chunk_bytes)
+                self._add(session, Piece(session, state.address, state.nbytes, state.offset), len(mine))
+                mine[state.generation] = self._growing[image.stream] = image
+        return list(mine.values())
+
+    def _add(self, session: ProcessSession, piece: Piece, number: int) -> None:
+        self.streams.append(Stream(f"proc/{session.k}/driver/{number}", "driver", piece.nbytes))
+        self._pieces.append(piece)
+
+    def _hand_out(
+        self, stream: int, numbers: Sequence[int], *, again: bool = False, compare: bool = False
+    ) -> None:
+        for number in numbers:
+            self._parts.put_nowait(Part(stream, number, again, compare))
+
+    def _finish(self, session: ProcessSession, images: Sequence[GrowingImage]) -> None:
+        """Nothing is written any more: hand out the rest, and again what changed after it was read."""
+        early = late = 0
+        for image in images:
+            image.settled = True
+            changed = image.changed()
+            early, late = early + image.early, late + len(changed)
+            self._hand_out(image.stream, list(image.ready()))
+            self._hand_out(image.stream, changed, again=True)
+        if early:
+            chunks = sum(image.chunks for image in images)
+            session.notes.append(
+                f"{session}: {early} of {chunks} chunks were sent while the driver worked, {late} of them again, since "
+                "it wrote to them later"
+            )
+
+    # -- the check of an unknown driver ------------------------------------------------------------------
+
+    async def _compare(self, images: Sequence[GrowingImage]) -> None:
+        for _ in range(self._early_jobs):  # until none reads what was not settled when it began
+            await self._early.acquire()
+        for _ in range(self._early_jobs):
+            self._early.release()
+        for image in images:
+            changed = set(image.changed())
+            self._hand_out(image.stream, [each for each in image.sums if each not in changed], compare=True)
+
+    async def _judge(self) -> None:
+        """Trust a driver of whose image at least half was sent early, and was found to be the same at the end."""
+        for session in self._sessions:
+            images = [each for each in self._growing.values() if each.pool is session.pool]
+            build = driver_build(session.pid, _pool(session).state)
+            if self._builds.get(build) is not None:
+                continue
+            differing = sum(each.differing for each in images)
+            if differing:
+                session.notes.append(
+                    f"{session}: {differing} chunks were written in a way that the capture library does not see; they were "
+                    f"sent again, and with this driver ({build}) nothing is sent early any more"
+                )
+            elif sum(each.early for each in images) * 2 < max(1, sum(each.chunks for each in images)):
+                continue
+            try:
+                await in_thread(note_build, build, not differing)
+            except OSError as error:
+                session.notes.append(f"what was found out of its driver could not be kept: {error}")
+
+    # -- chunks ------------------------------------------------------------------------------------------
+
+    async def _part(self, part: Part) -> Chunk | None:
+        image = self._growing.get(part.stream)
+        if image is None:
+            piece, step = self._pieces[part.stream], self._context.chunk_bytes
+            start = part.number * step
+            return await self._chunk(part.stream, part.number, piece, start, min(step, piece.nbytes - start))
+        if not image.settled:
+            return await self._early_chunk(image, part.number)
+        chunk = await self._settled_chunk(
+            image, part.number, image.sums[part.number] if part.compare else None
+        )
+        if chunk is not None and (part.again or part.compare):
+            chunk.version = image.next_version(part.number)
+        return chunk
+
+    async def _early_chunk(self, image: GrowingImage, number: int) -> Chunk | None:
+        """A copy: what is stored must be what was checksummed, though the driver may write to it again."""
         context = self._context
-        with released_on_error(_pool(piece.session).lend(piece.offset + start, nbytes)) as lent:
-            if nbytes % ALIGNMENT == 0:
-                scan = await context.workers.scan(lent, nbytes)
-                return made(stream, number, nbytes, scan, lent)
+        start, nbytes = image.range_of(number)
+        async with self._early:
+            with released_on_error(await context.ring.acquire()) as slot:
+                if not image.settled:
+                    image.note(number)
+                    with image.pool.lend(image.image.offset + start, nbytes) as lent:
+                        scan = await context.workers.copy(slot, lent, nbytes)
+                    image.sums[number] = scan.crc32c
+                    return made(image.stream, number, nbytes, scan, slot)
+                slot.release()
+        return await self._settled_chunk(image, number)
+
+    async def _settled_chunk(
+        self, image: GrowingImage, number: int, same_as: int | None = None
+    ) -> Chunk | None:
+        """The range of the pool itself; None where its checksum is ``same_as``."""
+        context = self._context
+        start, nbytes = image.range_of(number)
+        with released_on_error(image.pool.lend(image.image.offset + start, nbytes)) as lent:
+            scan = await context.workers.scan(lent, nbytes)
+            if scan.crc32c == same_as:
+                lent.release()
+                return None
+            image.differing += same_as is not None
+            if nbytes % ALIGNMENT == 0 or scan.zero:
+                return made(image.stream, number, nbytes, scan, lent)
             # Its padding is the process's memory, not ours to clear.
             with released_on_error(await context.ring.acquire()) as slot:
                 scan = await context.workers.copy(slot, lent, nbytes)
                 lent.release()
-                return made(stream, number, nbytes, scan, slot)
+                return made(image.stream, number, nbytes, scan, slot)
 
     async def aclose(self) -> None:
         """Returns when nothing reads the pools any more: the driver may restore from them then."""

@@ -17,6 +17,7 @@ import ckptpipe
 from ckptpipe.pipeline.cuda.choice import CapturePlan
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool
 from ckptpipe.pipeline.launch import LaunchOptions, PoolSize
+from ckptpipe.pipeline.sources.launched_image import LaunchedImageSource
 from ckptpipe.pyx.staging import Lease, leaked, outstanding
 from ckptpipe.pyx.workers import Scan, WorkerPool
 from tests.pipeline.cuda.runs import SETTINGS, images, recover, restore, runs, save, saving
@@ -83,9 +84,10 @@ def test_cycles_with_changing_contents(
     assert manifest["process"]["processes"][0]["capture"] == "launch"
 
 
-def test_the_image_is_neither_copied_nor_read_from_the_process(
+def test_what_is_not_sent_early_is_neither_copied_nor_read_from_the_process(
     launch: Launch, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LaunchedImageSource, "early", False)
     it = launch()
     lent: list[int] = []
     lend = LaunchedPool.lend
@@ -208,8 +210,6 @@ def test_a_pool_that_changed_is_not_restored_from(
 
 def third_scan(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
     """Call ``then`` before the third chunk of a pool is scanned."""
-    from ckptpipe.pipeline.sources.launched_image import LaunchedImageSource
-
     opened, count = LaunchedImageSource.open, 0
 
     class Pool:
