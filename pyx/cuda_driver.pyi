@@ -12,6 +12,7 @@ class Driver:
     def version(self) -> int: ...  # 13040 is 13.4
     @property
     def simulated(self) -> bool: ...  # a library that exports simcuda_version
+    def compute_capability(self, device: int) -> tuple[int, int]: ...  # (9, 0) is sm_90
     def version_text(self) -> str: ...  # "13.4"
     def has(self, entry: str) -> bool: ...
     def address(self, entry: str) -> int: ...  # of the newest version; CudaError where there is none

@@ -43,6 +43,16 @@ cdef class Driver:
                              detail=f"this driver ({self.version_text()}) does not have it")
         return <size_t>found
 
+    def compute_capability(self, int device):
+        """(major, minor) of a GPU: (9, 0) is sm_90."""
+        cdef int major = 0, minor = 0
+        cdef int error = self.raw.device_attribute(&major, CU_COMPUTE_MAJOR, device)
+        if error == CU_OK:
+            error = self.raw.device_attribute(&minor, CU_COMPUTE_MINOR, device)
+        if error != CU_OK:
+            raise self.failure(error, "cuDeviceGetAttribute", f"compute capability of GPU {device}")
+        return major, minor
+
     def version_text(self):
         """The version in words: "13.4"."""
         return f"{self.raw.version // 1000}.{self.raw.version % 1000 // 10}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ THREADS = 16  # of one GPU at most: enough for the link where each copies 4 GB/s
 PIECE_BYTES = 1 << 20
 BUFFERS = 2
 STREAMS = 4
+PREFAULT_THREADS = 8
 _PAGE = 4096
 
 
@@ -69,7 +71,7 @@ class FileLoader:
         cpus = sorted(cpus_of(numa_node))
         threads = plan.threads or min(len(cpus) or 1, THREADS)
         plan = LoadPlan(threads, plan.buffers, plan.piece_bytes, plan.streams, plan.wait)
-        memory = Mapping(plan.nbytes, numa_node=numa_node)
+        memory = Mapping(plan.nbytes, numa_node=numa_node, prefault_threads=min(threads, PREFAULT_THREADS))
         try:
             pinned = pin(memory, context=context)
             try:
@@ -79,7 +81,7 @@ class FileLoader:
                     buffers=plan.buffers,
                     piece_bytes=plan.piece_bytes,
                     streams=plan.streams,
-                    cpus=cpus if numa_node is not None else None,
+                    cpus=array("i", cpus if numa_node is not None else []),
                     poll=plan.wait == "poll",
                 )
             except BaseException:

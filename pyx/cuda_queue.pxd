@@ -126,6 +126,7 @@ cdef class CopyQueue:
     cdef object waiters
     cdef object ended
     cdef bint closing
+    cdef int check
     cdef int eventfd
     cdef int host_eventfd
     cdef Py_ssize_t accepted

@@ -1,7 +1,7 @@
 """Copies between a GPU and leased host memory (types of cuda_queue.pyx)."""
 
 import asyncio
-from collections.abc import Sequence
+from array import array
 from typing import Literal, Protocol, Self
 
 from ckptpipe.pyx.staging import Lease
@@ -79,7 +79,7 @@ class CopyQueue:
         buffers: int,
         piece_bytes: int,
         streams: int,
-        cpus: Sequence[int] | None = None,
+        cpus: array[int],  # of type "i"; empty: any
         poll: bool = True,
     ) -> None: ...  # blocking
     def stop_loads(self) -> None: ...  # blocking

@@ -11,7 +11,6 @@ import warnings
 
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdlib cimport calloc, free
 from posix.unistd cimport getpid
 
 from ckptpipe.pyx import cuda_kernel
@@ -19,7 +18,7 @@ from ckptpipe.pyx.cuda_errors import CudaError
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.workers import Scan
 
-from ckptpipe.pyx.cuda_driver cimport CU_COMPUTE_MAJOR, CU_COMPUTE_MINOR, CU_OK, Driver, loaded
+from ckptpipe.pyx.cuda_driver cimport CU_OK, Driver, loaded
 from ckptpipe.pyx.staging cimport Lease
 
 cdef extern from "Python.h":
@@ -32,6 +31,7 @@ cdef extern from "copy.h" nogil:
     int ck_copy_select(const char* name)
 
 MAX_DEPTH = 1024
+LIMITS = "raise the limits on processes and files (ulimit -u, ulimit -n, pids cgroup)"
 cdef int HOST_THREADS = 8  # of a queue whose checksums are the CPU's, at most
 cdef int live = 0
 
@@ -142,6 +142,7 @@ cdef class CopyQueue:
         self.raw = queue
         self.eventfd = ck_copies_eventfd(queue)
         self.host_eventfd = ck_copies_host_eventfd(queue)
+        self.check = CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE
         live += 1
         try:
             self.loop.add_reader(self.eventfd, self._reap)
@@ -170,38 +171,33 @@ cdef class CopyQueue:
 
     def fetch(self, Lease lease not None, Py_ssize_t nbytes, size_t device_address):
         """Copy ``nbytes`` of device memory into the lease; a future of Scan, their CRC32C and zero test."""
-        return self.begin(CK_COPY_DOWN, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE, lease,
-                          device_address, nbytes)
+        return self.begin(CK_COPY_DOWN, self.check, lease, device_address, nbytes)
 
     def store(self, size_t device_address, Lease lease not None, Py_ssize_t nbytes):
         """Copy the lease's first ``nbytes`` to device memory; a future of None."""
         return self.begin(CK_COPY_UP, CK_CHECK_NONE, lease, device_address, nbytes)
 
     def store_and_scan(self, size_t device_address, Lease lease not None, Py_ssize_t nbytes):
-        """`store`, then `scan` of what has arrived, as one operation; a future of Scan. Where the CPU checksums,
-        the Scan is of the lease's bytes."""
-        return self.begin(CK_COPY_UP, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE, lease,
-                          device_address, nbytes)
+        """`store` and `scan` in one: of what has arrived (of the lease, where the CPU checksums)."""
+        return self.begin(CK_COPY_UP, self.check, lease, device_address, nbytes)
 
     def clear(self, size_t device_address, Py_ssize_t nbytes):
         """Fill device memory with zeros; nothing crosses the link. A future of None."""
         return self.begin(CK_COPY_CLEAR, CK_CHECK_NONE, None, device_address, nbytes)
 
     def load(self, file, uint64_t offset, Py_ssize_t nbytes, size_t device_address):
-        """Read ``nbytes`` of a file from ``offset`` straight into device memory; a future of Scan, of what has arrived.
+        """Read ``nbytes`` of a file into device memory; a future of Scan, of what has arrived there.
 
-        ``file``: an object with ``fileno()`` and ``share()``, which gives one more hold on the open descriptor,
-        released by its ``release()`` when no thread reads any more, also when the future was cancelled. The future
-        raises OSError (of pread), EOFError where the file ends before, CudaError. Needs `start_loads`: see
-        cuda_load.FileLoader, which chooses threads and buffers.
+        ``file``: its ``share()`` gives one more hold on the descriptor ``fileno()``, which ``release()`` ends
+        when no thread reads any more. OSError of pread, EOFError where the file ends before, CudaError. Needs
+        a cuda_load.FileLoader.
         """
         self.check_usable()
         if self.loads == NULL:
             raise RuntimeError("the copy queue was not told to load files: open a FileLoader on it")
         if offset > (<uint64_t>1 << 62):
             raise ValueError(f"no file offset: {offset}")
-        cdef Copy copy = self.make(CK_COPY_LOAD, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE,
-                                   device_address, nbytes)
+        cdef Copy copy = self.make(CK_COPY_LOAD, self.check, device_address, nbytes)
         if nbytes == 0:
             copy.future.set_result(Scan(0, True))
             return copy.future
@@ -214,8 +210,7 @@ cdef class CopyQueue:
 
     def scan(self, size_t device_address, Py_ssize_t nbytes):
         """CRC32C and zero test of device memory, not copied where the kernel runs; a future of Scan."""
-        return self.begin(CK_COPY_SCAN, CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE, None,
-                          device_address, nbytes)
+        return self.begin(CK_COPY_SCAN, self.check, None, device_address, nbytes)
 
     async def drain(self):
         """Wait until nothing is in flight. Finishes when cancelled, and is cancelled then."""
@@ -362,7 +357,8 @@ cdef class CopyQueue:
         copy.flying = False
         copy.future = None  # the callback and the future hold each other
         self.accepted -= 1
-        if copy.raw.error == CU_OK and copy.raw.os_error == 0 and copy.raw.kind not in (CK_COPY_SCAN, CK_COPY_CLEAR):
+        cdef bint crossed = copy.raw.kind != CK_COPY_SCAN and copy.raw.kind != CK_COPY_CLEAR
+        if crossed and copy.raw.error == CU_OK and copy.raw.os_error == 0:
             if copy.raw.elided:
                 self.elided += copy.raw.nbytes
             else:
@@ -395,20 +391,20 @@ cdef class CopyQueue:
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def start_loads(self, size_t memory, *, int threads, int buffers, Py_ssize_t piece_bytes, int streams,
-                    cpus=None, bint poll=True):
-        """Start the threads of `load`; blocking, from any thread. ``memory``: the address of pinned memory,
-        threads * buffers * piece_bytes, that stays until `stop_loads`."""
+    def start_loads(self, size_t memory, *, int threads, int buffers, size_t piece_bytes, int streams,
+                    const int[::1] cpus, bint poll=True):
+        """Start the threads of `load`; blocking, from any thread.
+
+        ``memory``: of pinned memory, threads * buffers * piece_bytes, that stays until `stop_loads`.
+        """
         cdef ck_loads_options options
         cdef ck_loads* loads = NULL
         cdef const char* call = NULL
         cdef int error
         if self.raw == NULL or self.loads != NULL:
             raise RuntimeError("the copy queue is closed, or loads files already")
-        if not (1 <= threads <= CK_LOAD_THREADS_MAX and 1 <= buffers <= CK_LOAD_BUFFERS_MAX and streams >= 1
-                and piece_bytes >= 4096 and memory):
-            raise ValueError("threads, buffers, streams or piece_bytes are out of range")
-        numbers = list(cpus or [])
+        if not 1 <= threads <= CK_LOAD_THREADS_MAX or not 1 <= buffers <= CK_LOAD_BUFFERS_MAX or streams < 1:
+            raise ValueError(f"{threads} threads, {buffers} buffers, {streams} streams: out of range")
         options.cuda = &self.driver.raw
         options.context = <cu_context>self.context
         options.queue = self.raw
@@ -419,22 +415,16 @@ cdef class CopyQueue:
         options.piece_bytes = piece_bytes
         options.memory = <unsigned char*>memory
         options.poll = poll
-        options.ncpus = len(numbers)
-        cdef int* list_of_cpus = <int*>calloc(len(numbers) + 1, sizeof(int))
-        if list_of_cpus == NULL:
-            raise MemoryError()
-        for i, cpu in enumerate(numbers):
-            list_of_cpus[i] = cpu
-        options.cpus = list_of_cpus
+        options.ncpus = <int>cpus.shape[0]
+        options.cpus = &cpus[0] if options.ncpus else NULL
         with nogil:
             error = ck_loads_open(&loads, &options, &call)
-            free(list_of_cpus)
         if error:
             raise self.refused(error, call.decode(), f"file loader of GPU {self.device}")
         self.loads = loads
 
     def stop_loads(self):
-        """Finish what is under way, end the threads. Blocking, from any thread; does nothing the second time."""
+        """Finish what is under way, end the threads. Blocking; idempotent."""
         cdef ck_loads* loads = self.loads
         self.loads = NULL
         if loads != NULL:
@@ -444,8 +434,7 @@ cdef class CopyQueue:
     cdef object refused(self, int error, str call, str what):
         if error > 0:
             return self.driver.failure(error, call, what)
-        return CkptpipeError(f"cannot start a {what}: {call}: {os.strerror(-error)}",
-                             cure="raise the limits on processes and files (ulimit -u, ulimit -n, pids cgroup)")
+        return CkptpipeError(f"cannot start a {what}: {call}: {os.strerror(-error)}", cure=LIMITS)
 
     # -- the end -----------------------------------------------------------------------------------------
 
@@ -494,15 +483,9 @@ cdef class CopyQueue:
 
 cdef bytes kernel_image(Driver driver, int device):
     """The kernel for that GPU; CkptpipeError where it cannot be had."""
-    cdef int major = 0, minor = 0
-    cdef int error = driver.raw.device_attribute(&major, CU_COMPUTE_MAJOR, device)
-    if error == CU_OK:
-        error = driver.raw.device_attribute(&minor, CU_COMPUTE_MINOR, device)
-    if error != CU_OK:
-        raise driver.failure(error, "cuDeviceGetAttribute", f"compute capability of GPU {device}")
     if driver.raw.simulated:
         return cuda_kernel.SOURCE.read_bytes() + b"\0"  # a simulation knows kernels by name
-    return cuda_kernel.compiled(major, minor)
+    return cuda_kernel.compiled(*driver.compute_capability(device))
 
 
 def prepare(int device):

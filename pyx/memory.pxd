@@ -1,3 +1,6 @@
+from libc.stdint cimport int64_t
+
+
 cdef extern from "mapping.h":
     ctypedef struct ck_mapping:
         void* reserved
@@ -10,6 +13,7 @@ cdef extern from "mapping.h":
     int ck_prefault(unsigned char* address, size_t nbytes, size_t step, int threads) nogil
     int ck_bind_memory(unsigned char* address, size_t nbytes, int node, int strict) nogil
     int ck_current_node() nogil
+    int64_t ck_huge_bytes(const unsigned char* address, size_t nbytes) nogil
 
 
 cdef class Mapping:

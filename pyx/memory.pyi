@@ -57,4 +57,5 @@ class Mapping:
 def live_mappings() -> int: ...
 def numa_nodes() -> tuple[int, ...]: ...
 def transparent_page_size() -> int: ...  # bytes, 0 where the kernel has none
-def anonymous_huge_bytes(address: int, nbytes: int) -> int | None: ...  # None where smaps cannot be read
+def anonymous_huge_bytes(address: int, nbytes: int) -> int | None: ...  # None where the kernel does not say
+def huge_bytes_of_smaps(address: int, nbytes: int) -> int | None: ...  # the slow way, for kernels before 6.7

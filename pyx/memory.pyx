@@ -15,6 +15,7 @@ from ckptpipe.pyx.errors import CkptpipeError
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.errno cimport errno as c_errno
+from libc.stdint cimport int64_t
 from posix.unistd cimport getpid
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -319,10 +320,19 @@ def numa_nodes():
 
 
 def anonymous_huge_bytes(size_t address, size_t nbytes):
-    """Bytes of ``[address, address + nbytes)`` in transparent huge pages (AnonHugePages of smaps).
+    """Bytes of ``[address, address + nbytes)`` in transparent huge pages, of memory that is anonymous.
 
-    None where smaps cannot be read (no /proc, or a process that gave up its user id without exec).
+    None where neither PAGEMAP_SCAN (Linux 6.7) nor smaps can be had (no /proc, or a process that gave up its
+    user id without exec). smaps walks all memory of the process, which takes long where that is much.
     """
+    cdef int64_t scanned = ck_huge_bytes(<unsigned char*>address, nbytes)
+    if scanned >= 0:
+        return scanned
+    return huge_bytes_of_smaps(address, nbytes)
+
+
+def huge_bytes_of_smaps(size_t address, size_t nbytes):
+    """`anonymous_huge_bytes` by AnonHugePages of smaps."""
     cdef size_t total = 0
     inside = False
     try:

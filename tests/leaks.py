@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -28,6 +29,12 @@ _COUNTERS = {
 }
 """What the engine counts itself: module and function."""
 
+_KEEPS = re.compile(r"/lib(?:cuda|nvrtc|nvcomp|nvidia-[a-z]+)\.so")
+"""Libraries of NVIDIA's that keep what they opened for as long as the process lives."""
+_OF_THE_DRIVER = ("/dev/nvidia", "/proc/driver/nvidia", "/dev/shm/cuda", "/memfd:cuda", "/memfd:/.nv")
+_UNNAMED = ("anon_inode:", "pipe:", "socket:", "/memfd:", "/dev/shm/")
+_OWN_THREADS = ("ckpt-", "ckptpipe", "asyncio_")
+
 
 @dataclass(frozen=True)
 class Holdings:
@@ -37,6 +44,8 @@ class Holdings:
     descriptors: dict[tuple[int, str], str] = field(default_factory=dict)
     children: dict[int, str] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
+    keepers: frozenset[str] = frozenset()
+    """The libraries of NVIDIA's that are loaded, the simulated driver not among them."""
 
     @classmethod
     def now(cls) -> Holdings:
@@ -49,15 +58,29 @@ class Holdings:
                 for what, (name, function) in _COUNTERS.items()
                 if (module := _loaded(name)) is not None
             },
+            keepers=_keepers(),
         )
 
     def beyond(self, before: Holdings) -> list[str]:
-        """One line a thing that is here and was not there before."""
-        lines = [f"thread {tid} ({name})" for tid, name in self.threads.items() if tid not in before.threads]
+        """One line a thing that is here and was not there before.
+
+        A real driver opens devices and starts threads at any call, and keeps them: they are not counted. The first
+        use of such a library also opens pipes, eventfds and memory without a name: then those are not counted either.
+        """
+        first = bool(self.keepers - before.keepers)
+        lines = [
+            f"thread {tid} ({name})"
+            for tid, name in self.threads.items()
+            if tid not in before.threads
+            and not (self.keepers and name.startswith("cuda"))
+            and not (first and not name.startswith(_OWN_THREADS))
+        ]
         lines += [
             f"descriptor {key[0]} ({what})"
             for key, what in self.descriptors.items()
             if key not in before.descriptors
+            and not (self.keepers and what.startswith(_OF_THE_DRIVER))
+            and not (first and what.startswith(_UNNAMED))
         ]
         lines += [
             f"child process {pid} ({what})"
@@ -93,6 +116,7 @@ class Ledger:
             descriptors=before.descriptors | self._descriptors,
             children=before.children | self._children,
             counters=before.counters,
+            keepers=before.keepers,
         )
         lines = Holdings.now().beyond(known)
         if not lines:
@@ -109,6 +133,15 @@ class Ledger:
 def _loaded(name: str) -> ModuleType | None:
     """A module that some test imported: a test that does not need the engine must not need it built."""
     return sys.modules.get(name)
+
+
+def _keepers() -> frozenset[str]:
+    found = set()
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            if "/lib" in line and "simcuda" not in line and (match := _KEEPS.search(line)):
+                found.add(match[0])
+    return frozenset(found)
 
 
 def _threads() -> dict[int, str]:

@@ -121,3 +121,24 @@ def test_a_leaking_test_fails(tmp_path: Path) -> None:
     assert "3 passed, 1 error" in run.stdout
     assert "left behind:" in run.stdout
     assert "(/dev/null)" in run.stdout
+
+
+def test_what_a_real_driver_keeps_is_no_leak() -> None:
+    """It opens devices and starts threads at any call; pipes and eventfds when it is first used."""
+    cuda = frozenset({"/libcuda.so"})
+    devices = {(30, "/dev/nvidia0"): "/dev/nvidia0", (31, "/dev/nvidiactl"): "/dev/nvidiactl"}
+    unnamed = {(32, "pipe:[7]"): "pipe:[7]", (33, "anon_inode:[eventfd]"): "anon_inode:[eventfd]"}
+    file = {(34, "/tmp/x"): "/tmp/x"}
+    first = Holdings(
+        threads={1: "cuda-EvtHandlr", 2: "cuda00001400006", 3: "ckpt-cuda-load"},
+        descriptors=devices | unnamed | file,
+        keepers=cuda,
+    )
+    assert first.beyond(Holdings()) == ["thread 3 (ckpt-cuda-load)", "descriptor 34 (/tmp/x)"]
+    later = Holdings(threads={1: "cuda-EvtHandlr"}, descriptors=devices | unnamed, keepers=cuda)
+    assert later.beyond(Holdings(keepers=cuda)) == [
+        "descriptor 32 (pipe:[7])",
+        "descriptor 33 (anon_inode:[eventfd])",
+    ]
+    without = Holdings(threads={1: "cuda-EvtHandlr"}, descriptors=devices)
+    assert len(without.beyond(Holdings())) == 3

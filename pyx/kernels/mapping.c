@@ -1,10 +1,12 @@
 #include "mapping.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -124,6 +126,42 @@ int ck_bind_memory(unsigned char *address, size_t nbytes, int node, int strict) 
     mask[(size_t)node / (8 * sizeof(unsigned long))] |= 1UL << ((size_t)node % (8 * sizeof(unsigned long)));
     int mode = strict ? CK_MPOL_BIND : CK_MPOL_PREFERRED;
     return syscall(SYS_mbind, address, nbytes, mode, mask, (unsigned long)CK_MAX_NODES, 0U) == 0 ? 0 : errno;
+}
+
+/* PAGEMAP_SCAN (Linux 6.7, Documentation/admin-guide/mm/pagemap.rst), as in the kernel's <linux/fs.h>. */
+typedef struct {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+} ck_pagemap_scan;
+typedef struct {
+    uint64_t start, end, categories;
+} ck_pagemap_region;
+#define CK_PAGEMAP_SCAN _IOWR('f', 16, ck_pagemap_scan)
+#define CK_PAGE_IS_HUGE (1 << 6)
+
+int64_t ck_huge_bytes(const unsigned char *address, size_t nbytes) {
+    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return -1;
+    ck_pagemap_region regions[64];
+    ck_pagemap_scan scan = {.size = sizeof scan,
+                            .start = (uintptr_t)address,
+                            .end = (uintptr_t)address + nbytes,
+                            .vec = (uintptr_t)regions,
+                            .vec_len = sizeof regions / sizeof regions[0],
+                            .category_mask = CK_PAGE_IS_HUGE,
+                            .return_mask = CK_PAGE_IS_HUGE};
+    int64_t found = 0;
+    while (scan.start < (uintptr_t)address + nbytes) {
+        int count = ioctl(file, CK_PAGEMAP_SCAN, &scan);
+        if (count < 0) {
+            found = -1;
+            break;
+        }
+        for (int i = 0; i < count; i++) found += (int64_t)(regions[i].end - regions[i].start);
+        scan.start = scan.walk_end;
+    }
+    close(file);
+    return found;
 }
 
 int ck_current_node(void) {
