@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ckptpipe.pipeline.sinks.abc import Sink
 
 
+MEMORY_RATE = 20e9
+"""Bytes a second into host memory that is kept (tmpfs): CPUs copy them there. A GPU's codec is faster than that."""
+
+
 class EncodedStage(Stage):
     """Stands where a compress stage stood, and takes chunks that were encoded before they left the GPU.
 
@@ -45,8 +49,13 @@ class EncodedStage(Stage):
         self._limit = min(self._limit, limit)
 
     def sink_rate(self) -> float:
-        """Stored bytes a second that the sinks are thought to take; infinite where memory is their limit."""
-        return min([self._limit, *(sink.rate_hint().rate for sink in self._sinks)])
+        """Stored bytes a second that the sinks are thought to take; infinite where they keep nothing."""
+        rates = [self._limit]
+        for sink in self._sinks:
+            hint = sink.rate_hint().rate
+            kept = not sink.url.startswith("null:")
+            rates.append(min(hint, MEMORY_RATE) if kept else hint)
+        return min(rates)
 
     def decided(self, stream: int, decision: Decision) -> None:
         self._encodings[stream] = decision.encoding

@@ -154,7 +154,7 @@ def check_name(name: str, kind: str) -> bytes:
         "file": r"files/.+",
         "buffer": r"host/.+",
         "stdin": r"host/.+",
-        "gpu": r"proc/(0|[1-9][0-9]{0,5})/gpu/[A-Za-z0-9-]{1,64}",
+        "gpu": r"device/.+|proc/(0|[1-9][0-9]{0,5})/gpu/[A-Za-z0-9-]{1,64}",
         "driver": r"proc/(0|[1-9][0-9]{0,5})/driver/(0|[1-9][0-9]{0,5})",
     }
     require(kind in forms and re.fullmatch(forms[kind], name, re.DOTALL | re.ASCII), f"{kind} {name!a}")
