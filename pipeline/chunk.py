@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ckptpipe.pipeline.image.records import PlaneRecord
 from ckptpipe.pyx.staging import Lease
+from ckptpipe.storage_backends.abc import LocalFile
 
 
 @contextmanager
@@ -20,11 +22,23 @@ def released_on_error(lease: Lease) -> Iterator[Lease]:
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """Where a chunk's stored bytes lie in a local file, and one hold on it."""
+
+    file: LocalFile
+    offset: int
+
+    def share(self) -> FilePlace:
+        return FilePlace(self.file.share(), self.offset)
+
+
 class Chunk:
     """One chunk of one stream, and the lease on its bytes.
 
     ``lease[:stored_bytes]`` are the bytes as they will be stored; zeros follow up to `padded`. A zero chunk
-    has no lease. ``planes`` is empty where the stored bytes are the raw ones. Whoever holds a chunk passes it
+    has no lease; nor has one that was not read, whose bytes lie at ``place`` (only for sinks that can fetch them
+    from there). ``planes`` is empty where the stored bytes are the raw ones. Whoever holds a chunk passes it
     on or calls `release`, once. ``version``: of a chunk that is sent again, since it changed: the highest counts,
     in whatever order they arrive.
     """
@@ -32,6 +46,7 @@ class Chunk:
     __slots__ = (
         "lease",
         "number",
+        "place",
         "planes",
         "raw_bytes",
         "raw_crc32c",
@@ -57,6 +72,7 @@ class Chunk:
         self.raw_bytes = raw_bytes
         self.raw_crc32c = raw_crc32c
         self.lease = lease
+        self.place: FilePlace | None = None
         self.stored_bytes = raw_bytes if lease is not None else 0
         self.stored_crc32c = raw_crc32c if lease is not None else 0
         self.transform = 0
@@ -66,7 +82,7 @@ class Chunk:
 
     @property
     def zero(self) -> bool:
-        return self.lease is None
+        return self.lease is None and self.place is None
 
     def encode(
         self,
@@ -93,6 +109,7 @@ class Chunk:
         twin.raw_bytes = self.raw_bytes
         twin.raw_crc32c = self.raw_crc32c
         twin.lease = None if self.lease is None else self.lease.share()
+        twin.place = None if self.place is None else self.place.share()
         twin.stored_bytes = self.stored_bytes
         twin.stored_crc32c = self.stored_crc32c
         twin.transform = self.transform
@@ -105,3 +122,6 @@ class Chunk:
         if self.lease is not None:
             self.lease.release()
             self.lease = None
+        if self.place is not None:
+            self.place.file.release()
+            self.place = None

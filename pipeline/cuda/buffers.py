@@ -13,6 +13,7 @@ from ckptpipe.pipeline.cuda.device_array import DeviceArray, device_array
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu, borrowed
 from ckptpipe.pipeline.cuda.gpu_decoding import plan_decoding
 from ckptpipe.pipeline.cuda.links import Links
+from ckptpipe.pipeline.cuda.loading import loadable
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.image.names import device_stream
 from ckptpipe.pipeline.progress import ProgressCallback
@@ -124,10 +125,15 @@ async def restore_device_buffers(
             raise UsageError(
                 "two device buffers are named after one stream", cure="give one buffer for each stream"
             )
-        async with borrowed(driver) as cuda, Links(cuda) as links:
-            _require_sizes(ImageSource(reader, decode=True, streams=list(arrays)), arrays)
+        _require_sizes(ImageSource(reader, decode=True, streams=list(arrays)), arrays)
+        local = await loadable(reader)
+        if local.all:
+            context.expect_no_ring()
+        async with borrowed(driver) as cuda, Links(cuda, rings=not local.all) as links:
             memory = DeviceBuffers(cuda, arrays, links)
             ranges = await memory.open(context)
+            if local.some:
+                await links.open_loaders(context)
             decoding = await plan_decoding(links, context, reader, list(arrays))
             source = ImageSource(
                 reader,
@@ -135,6 +141,7 @@ async def restore_device_buffers(
                 streams=list(arrays),
                 sink_verifies=DeviceSink.verifies(ranges, links),
                 sink_decodes=decoding.takes,
+                sink_loads=local.some,
             )
             sink = DeviceSink(ranges, links, context)
             result = await operations.read_graph(source, sink, context, "restore", progress)

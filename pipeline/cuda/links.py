@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ckptpipe.pipeline.context import RING_MIN_SLOTS, GraphContext
 from ckptpipe.pipeline.cuda import codec_device, topology
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
-from ckptpipe.pyx.cuda import CopyQueue, CudaError, Pinned, pin
+from ckptpipe.pipeline.cuda.loading import load_plan
+from ckptpipe.pyx.cuda import CopyQueue, CudaError, FileLoader, Pinned, pin
 from ckptpipe.pyx.memory import numa_nodes
 from ckptpipe.pyx.staging import StagingRing
 from ckptpipe.storage_backends.shielded import in_thread, shielded
@@ -31,6 +32,7 @@ class Link:
     rings: list[StagingRing]
     simulated: bool
     codec: DeviceCodec | None = None
+    loader: FileLoader | None = None
 
     @property
     def ring(self) -> StagingRing:
@@ -54,8 +56,10 @@ class Links:
     """`open` does everything that can fail, or takes long, before a target is touched; `aclose` waits for the
     copies in flight, then gives everything back. An asynchronous context manager."""
 
-    def __init__(self, driver: CudaDriver) -> None:
+    def __init__(self, driver: CudaDriver, *, rings: bool = True) -> None:
+        """``rings`` False: nothing goes through a ring, so that none is made."""
         self._driver = driver
+        self._with_rings = rings
         self._links: dict[int, Link] = {}
         self._retained: list[int] = []
         self._pinned: list[Pinned] = []
@@ -65,14 +69,27 @@ class Links:
     async def open(self, context: GraphContext, gpus: Iterable[Gpu]) -> None:
         """Add those of ``gpus`` that are not there yet. The links end before the context does."""
         gpus = [gpu for gpu in gpus if gpu.ordinal not in self._links]
-        rings = await asyncio.to_thread(_rings, context, gpus)  # prefaulting takes its time
+        rings: dict[int, StagingRing] = {}
+        if self._with_rings:
+            rings = await asyncio.to_thread(_rings, context, gpus)  # prefaulting takes its time
         for gpu in gpus:
             handle = await self._driver.retain(gpu.ordinal)
             self._retained.append(gpu.ordinal)
-            ring = rings[gpu.ordinal]
-            await self._pin_once(ring, handle)
+            own = [rings[gpu.ordinal]] if self._with_rings else []
+            for ring in own:
+                await self._pin_once(ring, handle)
             queue = await CopyQueue.create(gpu.ordinal, handle, elide_zeros=True)
-            self._links[gpu.ordinal] = Link(gpu, handle, queue, [ring], self.simulated)
+            self._links[gpu.ordinal] = Link(gpu, handle, queue, own, self.simulated)
+
+    async def open_loaders(self, context: GraphContext) -> None:
+        """Threads on every GPU's queue that load files into its memory, on the CPUs that are near to it."""
+        nodes = _nodes_of(link.gpu for link in self)
+        for link in self:
+            if link.loader is None:
+                node = nodes[link.gpu.ordinal]
+                gpus = sum(other == node for other in nodes.values())
+                plan = load_plan(context.settings.workers, gpus, node)
+                link.loader = await FileLoader.open(link.queue, link.context, plan, numa_node=node)
 
     async def open_codecs(self, context: GraphContext, decoder: str = "auto") -> None:
         """A codec on every GPU that has none, with ``gpu_scratch_bytes`` of its memory. ``decoder``: who decodes.
@@ -157,6 +174,8 @@ class Links:
         for link in self._links.values():
             if link.codec is not None:
                 await self._given_back(link.codec.aclose())
+            if link.loader is not None:
+                await self._given_back(link.loader.aclose())
             await self._given_back(link.queue.aclose())
         self._links.clear()
         while self._pinned:
@@ -171,13 +190,18 @@ class Links:
             self.problems.append(f"not given back to the driver: {error.message}")
 
 
+def _nodes_of(gpus: Iterable[Gpu]) -> dict[int, int | None]:
+    """The NUMA node of each GPU, None where the machine has one node or does not say."""
+    there = numa_nodes()
+    places = {gpu.ordinal: topology.place_of(gpu.pci).numa_node if len(there) > 1 else None for gpu in gpus}
+    return {ordinal: node if node in there else None for ordinal, node in places.items()}
+
+
 def _rings(context: GraphContext, gpus: list[Gpu]) -> dict[int, StagingRing]:
     """A ring on the NUMA node of each GPU; one for all where the machine has one node, or the user chose it."""
     nodes: dict[int, int | None] = {gpu.ordinal: None for gpu in gpus}
-    there = numa_nodes()
-    if context.settings.numa_node is None and len(there) > 1:
-        places = {gpu.ordinal: topology.place_of(gpu.pci).numa_node for gpu in gpus}
-        nodes = {ordinal: node if node in there else None for ordinal, node in places.items()}
+    if context.settings.numa_node is None:
+        nodes = _nodes_of(gpus)
     distinct = sorted({node for node in nodes.values() if node is not None})
     if not distinct:
         return dict.fromkeys(nodes, context.ring)

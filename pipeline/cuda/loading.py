@@ -6,6 +6,7 @@ threads and buffers that do it are small: what a ring costs to prefault and to p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.chunk import Chunk
@@ -29,18 +30,24 @@ def load_plan(workers: int, gpus: int, numa_node: int | None) -> LoadPlan:
     return LoadPlan(threads=max(THREADS_MIN, min(share, THREADS)))
 
 
-async def all_local(reader: ImageReader) -> bool:
-    """Whether every stored chunk of the image can be loaded, so that no ring is needed."""
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """What of an image can be loaded: ``all``, so that no ring is needed, or ``some``."""
+
+    all: bool
+    some: bool
+
+
+async def loadable(reader: ImageReader) -> Loadable:
     objects, index = reader.manifest.objects, reader.index
     coded = len(index.table) > index.planes_at
-    if coded or len(objects) > OBJECTS_MAX:
-        return False
-    for entry in objects:
+    local = 0
+    for entry in objects[:OBJECTS_MAX]:
         file = await reader.backend.local_file(entry.name)
-        if file is None:
-            return False
-        file.release()
-    return True
+        if file is not None:
+            file.release()
+            local += 1
+    return Loadable(all=not coded and local == len(objects), some=local > 0)
 
 
 async def load(source: ImageSource, chunk: Chunk, queue: CopyQueue, address: int) -> Scan:

@@ -8,6 +8,7 @@ from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.codec_device import decode
 from ckptpipe.pipeline.cuda.links import Link, Links
+from ckptpipe.pipeline.cuda.loading import load
 from ckptpipe.pipeline.decoding import BadChunk
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import UsageError
@@ -16,7 +17,9 @@ from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source, in_parallel
 from ckptpipe.pipeline.sources.device import DeviceRange
 from ckptpipe.pipeline.sources.image import ImageSource
-from ckptpipe.pyx.staging import Lease
+from ckptpipe.pyx.workers import Scan
+
+WRITERS_MAX = 64  # chunks under way: more than the driver has at a time
 
 
 class DeviceSink(Sink):
@@ -35,7 +38,6 @@ class DeviceSink(Sink):
         self._links = links
         self._context = context
         self._ranges: list[DeviceRange] = []
-        self._zeros: Lease | None = None
 
     @staticmethod
     def verifies(ranges: Sequence[DeviceRange], links: Links) -> bool:
@@ -63,25 +65,18 @@ class DeviceSink(Sink):
         return
 
     async def run(self, edge: Edge) -> None:
-        writers = self._context.ring.slots  # a chunk whose slot is free again is still being verified
+        writers = min(self._context.ring_bytes // self._context.chunk_bytes, WRITERS_MAX)
 
         async def write() -> None:
             while (chunk := await edge.get()) is not None:
                 target = self._ranges[chunk.stream]
                 address = target.address + chunk.number * self._context.chunk_bytes
-                link = self._links[target.ordinal]
                 try:
-                    if chunk.planes:
-                        await self._decode(chunk, link, address)
-                    else:
-                        lease = chunk.lease if chunk.lease is not None else self._zero_lease()
-                        await link.queue.store(address, lease, chunk.raw_bytes)
+                    found = await self._put(chunk, self._links[target.ordinal], address)
                 finally:
                     chunk.release()
-                if not chunk.verified and not chunk.planes:
-                    found = (await link.queue.scan(address, chunk.raw_bytes)).crc32c
-                    if found != chunk.raw_crc32c:
-                        raise self._image.refuse(chunk.stream, chunk.number, found)
+                if found is not None and found.crc32c != chunk.raw_crc32c:
+                    raise self._image.refuse(chunk.stream, chunk.number, found.crc32c)
                 self.done_bytes += chunk.raw_bytes
 
         before = {link.gpu.ordinal: link.decoded_by() for link in self._links}
@@ -90,6 +85,20 @@ class DeviceSink(Sink):
             for backend, chunks in link.decoded_by().items():
                 if more := chunks - before[link.gpu.ordinal].get(backend, 0):
                     self._image.counts.count_decoded(backend, more)
+
+    async def _put(self, chunk: Chunk, link: Link, address: int) -> Scan | None:
+        """The chunk into device memory; what has arrived there, where that is for us to verify."""
+        if chunk.place is not None:
+            return await load(self._image, chunk, link.queue, address)
+        if chunk.planes:
+            await self._decode(chunk, link, address)
+        elif chunk.lease is None:
+            await link.queue.clear(address, chunk.raw_bytes)
+        elif chunk.verified:
+            await link.queue.store(address, chunk.lease, chunk.raw_bytes)
+        else:
+            return await link.queue.store_and_scan(address, chunk.lease, chunk.raw_bytes)
+        return None
 
     async def _decode(self, chunk: Chunk, link: Link, address: int) -> None:
         assert link.codec is not None and chunk.lease is not None, "what is passed on can be decoded here"
@@ -103,13 +112,6 @@ class DeviceSink(Sink):
         assert isinstance(self._source, ImageSource), "no other source leaves chunks unverified"
         return self._source
 
-    def _zero_lease(self) -> Lease:
-        """One slot of zeros for every chunk of zeros."""
-        if self._zeros is None:
-            self._zeros = self._context.make_ring(1).try_acquire()
-            assert self._zeros is not None, "a new ring has a free slot, and new memory is zeros"
-        return self._zeros
-
     async def commit(self) -> None:
         return
 
@@ -122,9 +124,6 @@ class DeviceSink(Sink):
     async def aclose(self) -> None:
         for link in self._links:  # what was cut off must not write into what a second try has written
             await link.drain()
-        if self._zeros is not None:
-            self._zeros.release()
-            self._zeros = None
 
     def result(self) -> SinkResult:
         return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True)

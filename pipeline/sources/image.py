@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptpipe.pipeline.chunk import Chunk, released_on_error
+from ckptpipe.pipeline.chunk import Chunk, FilePlace, released_on_error
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.decoding import CPU, BadChunk, HostDecoder, differs
 from ckptpipe.pipeline.edge import Outlet
@@ -17,6 +17,8 @@ from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
 from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, in_parallel, zero_chunk
 from ckptpipe.pyx.staging import Lease, StagingRing
 from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
+
+LOAD_FEEDERS = 16  # tasks that pass chunks on; as many read where one has to be read after all
 
 
 @dataclass(slots=True)
@@ -59,16 +61,19 @@ class ImageSource(Source):
         sink_verifies: bool = False,
         sink_decodes: Callable[[Sequence[PlaneRecord]], bool] | None = None,
         decoder: HostDecoder | None = None,
+        sink_loads: bool = False,
     ) -> None:
         """``sink_verifies``: raw chunks go on unread, and the sink checks them where it is faster (on a GPU).
         ``sink_decodes``: coded chunks for which this is true go on as they are stored, unread too. ``decoder``: for
-        those that it takes; the others are the CPU's."""
+        those that it takes; the others are the CPU's. ``sink_loads``: chunks that are stored as they are, in local
+        files, go on by their place, unread and unverified."""
         self.reader = reader
         self.counts = Counts()
         self._decode = decode
         self._sink_verifies = sink_verifies
         self._sink_decodes = sink_decodes
         self._decoder = decoder
+        self._sink_loads = sink_loads
         self._chosen = reader.select(streams)
         manifest = reader.manifest
         self.streams = [
@@ -87,7 +92,7 @@ class ImageSource(Source):
 
     async def run(self, outlet: Outlet) -> None:
         context = self._context
-        count = fillers(context)
+        count = LOAD_FEEDERS if self._sink_loads else fillers(context)
         work: Iterator[Extent | ChunkRecord] = self.reader.extents(self._chosen, context.chunk_bytes)
 
         async def fill() -> None:
@@ -118,6 +123,9 @@ class ImageSource(Source):
         Encoded chunks are read into a ring of their own: a task that holds stored bytes then waits only for
         slots that sinks free, never for one that another such task holds.
         """
+        raw = not any(row.planes for row in extent.rows)
+        if raw and self._sink_loads and await self._refer(extent, outlet):
+            return
         encoded = self._decode and any(row.planes and not self._passed_on(row) for row in extent.rows)
         ring = self._ring_of_stored() if encoded else self._context.ring
         with await ring.acquire() as slot:
@@ -125,16 +133,34 @@ class ImageSource(Source):
             try:
                 await self.reader.backend.read_into(name, extent.offset, extent.nbytes, slot)
             except (ObjectNotFound, ObjectTruncated) as error:
-                await self.reader.require_current()
-                raise ImageIncomplete(
-                    f"{self.reader.url}: {self._where(extent.rows[0])} cannot be read: {error.message}"
-                ) from error
+                raise await self._missing(extent.rows[0], error) from error
             for row in extent.rows:
                 at = row.offset - extent.offset
                 part = slot.slice(at, padded(row.stored_bytes))
                 with released_on_error(part):
                     chunk = await self._chunk(row, part)
                 await outlet.emit(chunk)
+
+    async def _refer(self, extent: Extent, outlet: Outlet) -> bool:
+        """Emit the extent's chunks by their place; False where they cannot be read from there."""
+        try:
+            file = await self.reader.backend.local_file(self.reader.object_name(extent.object))
+        except ObjectNotFound as error:
+            raise await self._missing(extent.rows[0], error) from error
+        if file is None:
+            return False
+        try:
+            for row in extent.rows:
+                chunk = Chunk(self._position[row.stream], row.number, row.raw_bytes, row.raw_crc32c, None)
+                chunk.stored_bytes, chunk.stored_crc32c = row.stored_bytes, row.stored_crc32c
+                chunk.verified = False
+                chunk.place = FilePlace(file.share(), row.offset)
+                self.counts.chunks += 1
+                self.counts.stored_bytes += row.stored_bytes
+                await outlet.emit(chunk)
+        finally:
+            file.release()
+        return True
 
     def _passed_on(self, row: ChunkRecord) -> bool:
         """Whether the sink decodes it."""
@@ -196,6 +222,14 @@ class ImageSource(Source):
             f"stream {stream.name} chunk {row.number} "
             f"({self.reader.object_name(row.object) if not row.zero else 'zeros'} offset {row.offset})"
         )
+
+    async def missing(self, stream: int, number: int, error: ObjectTruncated) -> ImageIncomplete:
+        """The error for a chunk that its sink could not read to the end."""
+        return await self._missing(self.reader.index.row(self._chosen[stream], number), error)
+
+    async def _missing(self, row: ChunkRecord, error: ObjectNotFound | ObjectTruncated) -> ImageIncomplete:
+        await self.reader.require_current()
+        return ImageIncomplete(f"{self.reader.url}: {self._where(row)} cannot be read: {error.message}")
 
     def refuse(self, stream: int, number: int, found_crc32c: int) -> ImageCorrupt:
         """The error for an unverified chunk that its sink found to be bad."""
