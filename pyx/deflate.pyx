@@ -28,7 +28,7 @@ cdef extern from "deflate.h" nogil:
         CK_INFLATE_DAMAGED
         CK_ISAL_STATE
 
-MOST = (1 << 28) - 1
+MOST = 1 << 30
 """Bytes of a block, at most."""
 
 cdef bint isal_is_open = False

@@ -8,6 +8,8 @@ from typing import Literal
 StreamKind = Literal["file", "buffer", "stdin", "gpu", "driver"]
 TreeKind = Literal["directory", "symlink"]
 STREAM_KINDS: tuple[StreamKind, ...] = ("file", "buffer", "stdin", "gpu", "driver")
+IndexCompression = Literal["zstd", "deflate"]
+INDEX_COMPRESSIONS: tuple[IndexCompression, ...] = ("zstd", "deflate")
 MODE_BITS = 0o777  # set-user-id, set-group-id and sticky bits are not kept
 
 
@@ -66,13 +68,14 @@ class TreeEntry:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """The index object: its size, its unpacked size, and the SHA-256 of the stored bytes."""
+    """The index object: its size, its unpacked size, the SHA-256 of the stored bytes, and how these are packed."""
 
     name: str
     bytes: int
     raw_bytes: int
     sha256: str
     rows: int
+    compression: IndexCompression = "zstd"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ckptpipe.pipeline.codecs import CODEC_NAMES
+from ckptpipe.pipeline.codecs import CODEC_NAMES, Codec
+from ckptpipe.pipeline.codecs.deflate import DeflateCodec
 from ckptpipe.pipeline.codecs.zstd import ZstdCodec
 from ckptpipe.pipeline.codecs.zstd_frame import read_frame
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete, UnsupportedImage
@@ -228,10 +229,14 @@ def _unpack(stored: bytes, manifest: Manifest) -> bytearray:
         refuse(manifest, f"{entry.raw_bytes} bytes unpacked, {entry.rows} rows take {most} at most")
     with memoryview(stored) as source:
         try:
-            facts = read_frame(source)
-            if facts.content_size != entry.raw_bytes:
-                raise ValueError(f"it declares {facts.content_size} bytes, the manifest {entry.raw_bytes}")
-            codec = ZstdCodec(max_window=INDEX_WINDOW_MAX)
+            codec: Codec = DeflateCodec()
+            if entry.compression == "zstd":
+                facts = read_frame(source)
+                if facts.content_size != entry.raw_bytes:
+                    raise ValueError(
+                        f"it declares {facts.content_size} bytes, the manifest {entry.raw_bytes}"
+                    )
+                codec = ZstdCodec(max_window=INDEX_WINDOW_MAX)
             table = bytearray(entry.raw_bytes)
             with memoryview(table) as destination:
                 codec.decompress_into(source, destination)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ckptpipe.pipeline.errors import ImageCorrupt, UnsupportedImage
 from ckptpipe.pipeline.image import layout, names, saveid
 from ckptpipe.pipeline.image.entries import (
+    INDEX_COMPRESSIONS,
     MODE_BITS,
     STREAM_KINDS,
     IndexEntry,
@@ -132,9 +133,11 @@ def _codec(root: Fields) -> dict[str, Any]:
 
 def _index(fields: Fields, save_id: str, totals: Totals) -> IndexEntry:
     fields.expect("name", layout.index_name(save_id))
-    if fields.value("compression") != "zstd":
+    compression = next((word for word in INDEX_COMPRESSIONS if word == fields.value("compression")), None)
+    if compression is None:
         raise UnsupportedImage(
-            f"{fields.where}: compression {ascii(fields.value('compression'))[:100]}, this ckptpipe knows 'zstd'",
+            f"{fields.where}: compression {ascii(fields.value('compression'))[:100]}, "
+            f"this ckptpipe knows {', '.join(INDEX_COMPRESSIONS)}",
             cure=_UPGRADE,
         )
     entry = IndexEntry(
@@ -143,6 +146,7 @@ def _index(fields: Fields, save_id: str, totals: Totals) -> IndexEntry:
         raw_bytes=fields.integer("raw_bytes", 1, INDEX_RAW_MAX),
         sha256=fields.hexadecimal("sha256", 64),
         rows=fields.integer("rows", 0, INT64_MAX),
+        compression=compression,
     )
     if entry.rows != totals.chunks:
         fields.refuse("rows", f"is {entry.rows}, the streams have {totals.chunks} chunks")

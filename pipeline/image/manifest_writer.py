@@ -20,7 +20,7 @@ def manifest_body(manifest: Manifest) -> bytes:
         "bytes": manifest.index.bytes,
         "raw_bytes": manifest.index.raw_bytes,
         "sha256": manifest.index.sha256,
-        "compression": "zstd",
+        "compression": manifest.index.compression,
         "rows": manifest.index.rows,
     }
     totals = {

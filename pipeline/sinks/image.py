@@ -224,7 +224,9 @@ class ImageSink(Sink):
         source, encoded, step = self._source, self._encoded, self._context.chunk_bytes
         assert self._packer is not None and encoded is not None and source is not None
         name = index_name(self.save_id)
-        index = IndexEntry(name, len(encoded.stored), encoded.raw_bytes, encoded.sha256, encoded.rows)
+        index = IndexEntry(
+            name, len(encoded.stored), encoded.raw_bytes, encoded.sha256, encoded.rows, encoded.compression
+        )
         objects = [
             ObjectEntry(item.name, item.lane, item.number, item.nbytes, item.crc32c)
             for item in self._packer.objects

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* One final block of literals with Huffman codes of their own, or stored blocks where these are shorter: all of
-   source as one raw stream. Bytes written, 0 when room does not hold them. nbytes is below 2^28. */
+   source as one raw stream. Bytes written, 0 when room does not hold them. nbytes is at most 2^30. */
 size_t ck_deflate_literals(const unsigned char *source, size_t nbytes, unsigned char *destination, size_t room);
 /* How many bytes that would write. */
 size_t ck_deflate_literals_size(const unsigned char *source, size_t nbytes);

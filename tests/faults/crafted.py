@@ -77,7 +77,14 @@ def craft(image: Path, pieces: Sequence[Piece], tree: Sequence[TreeEntry] = (), 
         "2026-01-31T12:00:00Z",
         Writer("nobody", "0"),
         chunk,
-        IndexEntry(index_name(save_id), len(encoded.stored), encoded.raw_bytes, encoded.sha256, encoded.rows),
+        IndexEntry(
+            index_name(save_id),
+            len(encoded.stored),
+            encoded.raw_bytes,
+            encoded.sha256,
+            encoded.rows,
+            encoded.compression,
+        ),
         objects,
         tuple(
             StreamEntry(piece.name, piece.raw_bytes, 1, "file", piece.mode, None, piece.stored is None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 import zstandard
 
-from ckptpipe.pipeline.codecs import CodecChoice, make_codec, parse_compress
+from ckptpipe.pipeline.codecs import Encoding, parse_compress, parse_transform
+from ckptpipe.pipeline.codecs.chunk_codec import ChunkCodec, Encoded
 from ckptpipe.pipeline.image import (
     ChunkRecord,
     IndexBuilder,
@@ -24,7 +26,6 @@ from ckptpipe.pipeline.image import (
     Writer,
     chunk_count,
     layout,
-    whole_plane,
     zero_record,
 )
 from ckptpipe.pipeline.image.seal import seal
@@ -53,6 +54,8 @@ class Sample:
     @property
     def table(self) -> bytearray:
         """The unpacked index."""
+        if self.manifest.index.compression == "deflate":
+            return bytearray(zlib.decompress(self.index, -15))
         return bytearray(zstandard.ZstdDecompressor().decompress(self.index))
 
     def with_table(self, table: bytes, *, header: bool = True) -> Sample:
@@ -60,6 +63,8 @@ class Sample:
         made = bytearray(table)
         if header and len(made) >= 64:
             made[60:64] = crc32c(made[:60]).to_bytes(4, "little")
+        if self.manifest.index.compression == "deflate":
+            return self.with_index(zlib.compress(made, wbits=-15), len(made))
         return self.with_index(zstandard.ZstdCompressor(level=3).compress(bytes(made)), len(made))
 
     def with_index(self, stored: bytes, raw_bytes: int) -> Sample:
@@ -80,6 +85,8 @@ def make_sample(
     lanes: int = 1,
     tree: tuple[TreeEntry, ...] = (),
     stripes: int = 1,
+    transform: str = "none",
+    block_bytes: int = 0,
 ) -> Sample:
     choice = parse_compress(compress)
     objects = [bytearray() for _ in range(lanes)]
@@ -92,8 +99,7 @@ def make_sample(
             if not any(raw):
                 builder.add(zero_record(number, chunk, len(raw), raw_crc))
                 continue
-            stored = squeeze(choice, raw)
-            planes = whole_plane(choice.id, choice.level or 0, len(raw), len(stored)) if stored else ()
+            encoded_chunk, stored = squeeze(Encoding(choice, parse_transform(transform), block_bytes), raw)
             stored = stored or raw
             lane = turn % lanes
             turn += 1
@@ -108,7 +114,8 @@ def make_sample(
                     len(objects[lane]),
                     len(stored),
                     crc32c(stored),
-                    planes=planes,
+                    transform=encoded_chunk.transform,
+                    planes=encoded_chunk.planes,
                 )
             )
             objects[lane] += stored + bytes(-len(stored) % 4096)
@@ -122,7 +129,12 @@ def make_sample(
         writer=Writer("ckptpipe", "0.1.0"),
         chunk_bytes=chunk_bytes,
         index=IndexEntry(
-            layout.index_name(SAVE_ID), len(encoded.stored), encoded.raw_bytes, encoded.sha256, encoded.rows
+            layout.index_name(SAVE_ID),
+            len(encoded.stored),
+            encoded.raw_bytes,
+            encoded.sha256,
+            encoded.rows,
+            encoded.compression,
         ),
         objects=tuple(
             ObjectEntry(name, lane, 0, len(data), crc32c(data))
@@ -151,13 +163,11 @@ def stream_entry(name: str, data: bytes, chunk_bytes: int) -> StreamEntry:
     return StreamEntry(name, len(data), chunks, kind)  # type: ignore[arg-type]
 
 
-def squeeze(choice: CodecChoice, raw: bytes) -> bytes:
-    """Compressed, or nothing where that gains less than 5 %."""
-    if not choice.compresses:
-        return b""
+def squeeze(encoding: Encoding, raw: bytes) -> tuple[Encoded, bytes]:
+    """Encoded, or nothing where that gains less than 5 %."""
     room = bytearray(len(raw) * 95 // 100)
-    count = make_codec(choice).compress_into(memoryview(raw), memoryview(room))
-    return bytes(room[:count])
+    made = ChunkCodec().encode(encoding, memoryview(raw), memoryview(room))
+    return made, bytes(room[: made.stored_bytes])
 
 
 def fields_of(manifest: Manifest) -> dict[str, Any]:

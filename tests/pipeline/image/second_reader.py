@@ -190,11 +190,15 @@ def parse_index(
     stored: bytes, manifest: dict[str, Any], crc: Callable[[bytes], int] = crc32c
 ) -> list[dict[str, Any]]:
     entry = manifest["index"]
-    require(entry["name"] == f"index-{manifest['save_id']}" and entry["compression"] == "zstd", "index name")
+    require(entry["name"] == f"index-{manifest['save_id']}", "index name")
+    require(entry["compression"] in ("zstd", "deflate"), "index compression")
     require(len(stored) == entry["bytes"], "index size")
     require(hashlib.sha256(stored).hexdigest() == entry["sha256"], "index hash")
     raw_bytes = whole(entry["raw_bytes"], 64, min(512 << 20, 256 * entry["bytes"] + (1 << 20)))
-    table = zstd_frame(stored, raw_bytes, 8 << 20)
+    if entry["compression"] == "zstd":
+        table = zstd_frame(stored, raw_bytes, 8 << 20)
+    else:
+        table = deflate_stream(stored, raw_bytes)
     magic, version, row_size, count, plane_size, streams, step, zeros, header_crc = struct.unpack(
         HEADER, table[:64]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import zlib
 
 import pytest
 import zstandard
@@ -35,9 +36,20 @@ def test_the_bytes() -> None:
     raw_row = struct.pack("<IHBBQIHHQIIIIQQ", 0, 0, 0, 0, 0, 0, 0, 0, 0, CHUNK, CHUNK, crc, crc, 0, 0)
     zero_row = struct.pack("<IHBBQIHHQIIIIQQ", 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 10, 0, crc32c(bytes(10)), 0, 0)
     assert made.table == header + raw_row + zero_row
+    assert made.manifest.index.compression == "deflate"
+    assert made.manifest.index.raw_bytes == 192
+
+
+def test_zstd_is_only_in_an_index_whose_chunks_need_it_anyhow() -> None:
+    streams = {"files/a": text(CHUNK, 1), "files/b": noise(CHUNK, 2)}
+    for compress, packed in (("none", "deflate"), ("deflate:0", "deflate"), ("zstd", "zstd")):
+        made = make_sample(streams, compress=compress)
+        assert made.manifest.index.compression == packed
+        assert len(made.table) == made.manifest.index.raw_bytes
+        assert f'"compression": "{packed}"'.encode() in made.manifest.encode()
+        assert {row.stream for row in Index.decode(made.index, made.manifest).rows()} == {0, 1}
     facts = zstandard.get_frame_parameters(made.index)
     assert facts.content_size == len(made.table) and not facts.has_checksum
-    assert made.manifest.index.raw_bytes == 192
 
 
 def test_plane_record_bytes() -> None:
@@ -136,7 +148,10 @@ def test_rows_may_come_in_any_order(counts: list[int], chance: random.Random) ->
             builder.add(row)
         encoded = builder.encode(counts)
         assert encoded.rows == len(rows) and encoded.zero_chunks == sum(row.zero for row in rows)
-        tables.append(zstandard.ZstdDecompressor().decompress(encoded.stored))
+        if encoded.compression == "zstd":
+            tables.append(zstandard.ZstdDecompressor().decompress(encoded.stored))
+        else:
+            tables.append(zlib.decompress(encoded.stored, -15))
         assert len(tables[-1]) == encoded.raw_bytes
     assert tables[0] == tables[1]
 
