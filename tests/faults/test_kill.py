@@ -132,6 +132,29 @@ def test_killed_restores(workdir: Path, victims: Victims) -> None:
     assert look(target) == known, "and nothing of the killed ones is left"
 
 
+def test_killed_recompressions(workdir: Path, victims: Victims, expired_leases: None) -> None:
+    """The old image or the new one stands whole, and gc takes what is left of the other."""
+    root = workdir / "tree"
+    write(root / "text", b"".join(b"line %d of a text\n" % number for number in range(300_000)))
+    write(root / "noise", random.Random(5).randbytes(MIB))
+    known = digests(root)
+    store, url = str(workdir / "store"), str(workdir / "store" / "i")
+    saved = victims.run("save", sources=str(root), to=store, name="i")
+    assert saved["status"] == 0, saved
+    whole = victims.run("recompress", url=url, compress="zstd:1", nice=True)
+    assert whole["status"] == 0, whole
+    killed = 0
+    for number, moment in enumerate(moments(whole["seconds"])):
+        answer = victims.run("recompress", url=url, compress=f"zstd:{number % 3 + 1}", kill_after=moment)
+        assert answer["status"] in (0, 9), answer
+        killed += answer["status"] == 9
+        assert content(url, workdir / "restored") == known
+        run(ckptpipe.gc(store, older_than=0))
+        assert len(os.listdir(url)) == 3
+        assert content(url, workdir / "restored") == known
+    assert killed > KILLS // 3, "most of the moments lie inside the run"
+
+
 @pytest.mark.s3
 def test_killed_saves_to_disk_and_s3(
     workdir: Path, victims_s3: Victims, s3_bucket: str, expired_leases: None

@@ -406,3 +406,37 @@ def test_doctor(call: Any) -> None:
     assert (code, err) == (0, "")
     assert "event loop" in out
     assert json.loads(call("doctor", "--json")[1])["sections"]
+
+
+def test_recompress_hands_its_flags_on(call: Any, small: Path, workdir: Path, monkeypatch: Any) -> None:
+    from ckptpipe.pipeline import recompress as module
+
+    asked: dict[str, Any] = {}
+    honest = module.recompress
+
+    async def recompress(url: str, **arguments: Any) -> Any:
+        asked.update(arguments)
+        return await honest(url, **arguments)
+
+    monkeypatch.setattr(module, "recompress", recompress)
+    assert call("save", str(small), "--to", str(workdir / "s"), "--name", "i")[0] == 0
+    flags = ("--nice", "--rate", "200MB/s", "--threads", "2", "--compress", "zstd:9", "--transform", "none")
+    code, out, err = call("recompress", str(workdir / "s" / "i"), *flags, "--json")
+    assert code == 0, err
+    assert (asked["nice"], asked["rate"], asked["threads"], asked["compress"]) == (
+        True, 200_000_000, 2, "zstd:9",
+    )  # fmt: skip
+    assert asked["settings"].transform == "none"
+    assert json.loads(out)["sinks"][0]["codec"] == "zstd:9"
+    code, out, err = call("recompress", str(workdir / "s" / "i"))
+    assert code == 0 and out.startswith("recompressed i: ")
+
+
+def test_save_hands_the_choice_on(call: Any, small: Path, workdir: Path) -> None:
+    to = ("--to", str(workdir / "s"), "--name", "i")
+    code, out, _ = call("save", str(small), *to, "--compress", "auto", "--allow-gpu-only")
+    assert code == 0
+    assert ("auto: 0 of" in out and "chosen" in out and "as fast as memory" in out) or "the sink" in out
+    code, out, _ = call("show", str(workdir / "s" / "i"), "--json")
+    assert code == 0
+    assert json.loads(out)["codec"]["name"] == "auto" and json.loads(out)["codec"]["decisions"]
