@@ -19,6 +19,7 @@ from tests.services.process import ServiceMissing
 from tests.services.seaweedfs import S3Server, start_seaweedfs
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ.setdefault("CKPTPIPE_KERNEL_CACHE", "off")  # the user's own is none of the tests' business
 _FAILED = pytest.StashKey[bool]()
 _LEDGER = Ledger()
 
