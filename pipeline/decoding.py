@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from ckptpipe.pipeline.codecs import DECODABLE
@@ -76,3 +76,22 @@ async def decoding_for_host(
 
     async with gpu_decoder(reader, context, streams) as decoder:
         yield decoder
+
+
+@asynccontextmanager
+async def decoding_for_verify(
+    reader: ImageReader, context: GraphContext
+) -> AsyncIterator[tuple[HostDecoder | None, frozenset[int]]]:
+    """As `decoding_for_host`, of all streams; and with ``auto``, the codecs that nobody here decodes, in place of an
+    error: the stored bytes of their chunks can be verified all the same."""
+    async with AsyncExitStack() as stack:
+        try:
+            decoder = await stack.enter_async_context(decoding_for_host(reader, context, None))
+        except UnsupportedImage:
+            if context.settings.decompress_backend != "auto":
+                raise
+            used = codecs_used(reader.index, reader.select(None))
+            decoder, left = None, frozenset(used.keys() - DECODABLE)
+        else:
+            left = frozenset()
+        yield decoder, left

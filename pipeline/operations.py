@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptpipe.pipeline import build
 from ckptpipe.pipeline.context import GraphContext, Meter, graph_context
-from ckptpipe.pipeline.decoding import decoding_for_host
+from ckptpipe.pipeline.decoding import decoding_for_host, decoding_for_verify
 from ckptpipe.pipeline.errors import ImageNotFound, UsageError
 from ckptpipe.pipeline.graph import Graph, Node
 from ckptpipe.pipeline.image.entries import chunk_count
@@ -229,12 +229,16 @@ async def verify(
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
 ) -> ReadResult:
-    """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does."""
+    """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does.
+
+    Chunks of codecs that need a GPU, where there is none: the checksums of their stored bytes are verified, and the
+    result says that they were not decoded (``chunks_not_decoded``, and a note).
+    """
     settings = _decoded_by(decompress_backend, settings)
     async with reading(url, options, settings, expect_digest) as (reader, context):
         await asyncio.to_thread(reader.check_object_checksums)
-        async with decoding_for_host(reader, context, None) as decoder:
-            source = ImageSource(reader, decode=True, decoder=decoder)
+        async with decoding_for_verify(reader, context) as (decoder, left):
+            source = ImageSource(reader, decode=True, decoder=decoder, not_decoded=left)
             return await read_graph(source, NothingSink(), context, "verify", progress)
 
 
@@ -449,6 +453,7 @@ def read_result(
         chunks=counts.chunks,
         zero_chunks=counts.zero_chunks,
         codec_backend=counts.codec_backend,
+        chunks_not_decoded=counts.not_decoded,
         engine=report.engine,
         direct=report.direct,
         retries=report.retries,

@@ -104,6 +104,7 @@ class ReadResult:
     facts: RunFacts
     target: str = ""  # where a restore went, "" for verify
     notes: list[str] = field(default_factory=list)
+    chunks_not_decoded: int = 0  # of a verify without the GPU that their codec needs: stored bytes alone
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptpipe.pipeline.chunk import Chunk, FilePlace, released_on_error
+from ckptpipe.pipeline.codecs import codec_name
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.decoding import CPU, BadChunk, HostDecoder, differs
 from ckptpipe.pipeline.edge import Outlet
@@ -31,6 +32,7 @@ class Counts:
     zero_chunks: int = 0
     decoded_by: dict[str, int] = field(default_factory=dict)  # chunks by who decoded them
     stored_bytes: int = 0
+    not_decoded: int = 0  # chunks of which only the stored bytes were verified
 
     def count_decoded(self, backend: str, chunks: int = 1) -> None:
         self.decoded_by[backend] = self.decoded_by.get(backend, 0) + chunks
@@ -62,11 +64,13 @@ class ImageSource(Source):
         sink_decodes: Callable[[Sequence[PlaneRecord]], bool] | None = None,
         decoder: HostDecoder | None = None,
         sink_loads: bool = False,
+        not_decoded: Collection[int] = (),
     ) -> None:
         """``sink_verifies``: raw chunks go on unread, and the sink checks them where it is faster (on a GPU).
         ``sink_decodes``: coded chunks for which this is true go on as they are stored, unread too. ``decoder``: for
         those that it takes; the others are the CPU's. ``sink_loads``: chunks that are stored as they are, in local
-        files, go on by their place, unread and unverified."""
+        files, go on by their place, unread and unverified. ``not_decoded``: codecs that nobody here decodes; their
+        chunks go on as they are stored, verified as such."""
         self.reader = reader
         self.counts = Counts()
         self._decode = decode
@@ -74,6 +78,7 @@ class ImageSource(Source):
         self._sink_decodes = sink_decodes
         self._decoder = decoder
         self._sink_loads = sink_loads
+        self._not_decoded = frozenset(not_decoded)
         self._chosen = reader.select(streams)
         manifest = reader.manifest
         self.streams = [
@@ -185,7 +190,9 @@ class ImageSource(Source):
         chunk.verified = here
         if not row.planes:
             return chunk
-        if not self._decode or passed_on:
+        left = not self._not_decoded.isdisjoint(plane.codec for plane in row.planes)
+        self.counts.not_decoded += left
+        if not self._decode or passed_on or left:
             chunk.stored_bytes = row.stored_bytes
             chunk.stored_crc32c = row.stored_crc32c
             chunk.planes = row.planes
@@ -253,6 +260,15 @@ class ImageSource(Source):
         return (
             self.reader.manifest.totals.stored_bytes if whole and not self._decode else self.total_bytes or 0
         )
+
+    def notes(self) -> list[str]:
+        if not self.counts.not_decoded:
+            return []
+        names = " and ".join(codec_name(codec) for codec in sorted(self._not_decoded))
+        return [
+            f"{self.counts.not_decoded} chunks are coded with {names} and were not decoded, which takes a GPU with "
+            "nvCOMP: the checksums of their stored bytes are right, those of their raw bytes were not compared"
+        ]
 
     def codec_facts(self) -> dict[str, Any]:
         return {"name": "none"} if self._decode else dict(self.reader.manifest.codec)

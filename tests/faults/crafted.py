@@ -36,6 +36,7 @@ class Piece:
     raw_crc32c: int = 0
     planes: tuple[PlaneRecord, ...] = ()
     mode: int | None = 0o644
+    transform: int = 0
 
 
 def raw(name: str, data: bytes) -> Piece:
@@ -64,7 +65,7 @@ def craft(image: Path, pieces: Sequence[Piece], tree: Sequence[TreeEntry] = (), 
                 len(piece.stored),
                 crc32c(piece.stored),
                 0,
-                0,
+                piece.transform,
                 piece.planes,
             )
         )

@@ -23,7 +23,7 @@ __all__ = ["memory_dir"]
 WHERE = re.compile(r"stream files/\S+ chunk \d+")
 
 
-@pytest.fixture(params=["none", "zstd:1"])
+@pytest.fixture(params=["none", "zstd:1", "deflate:1"])
 def image(workdir: Path, request: pytest.FixtureRequest) -> Path:
     tree = workdir / "tree"
     write(tree / "noise", random.Random(1).randbytes(3 * SMALL.chunk_bytes + 77))
