@@ -1,72 +1,12 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
-from ckptpipe.pyx.cuda_driver cimport Driver, ck_cuda, cu_address, cu_context, cu_result, cu_stream
-from ckptpipe.pyx.nvcomp cimport Nvcomp, ck_nvcomp, nv_options
-from ckptpipe.pyx.staging cimport Lease
+from ckptpipe.pyx.codec_job cimport Job, Plan, ck_codec_job, ck_plan
+from ckptpipe.pyx.cuda_driver cimport Driver, ck_cuda, cu_context, cu_stream
+from ckptpipe.pyx.nvcomp cimport Nvcomp, ck_nvcomp
 
 
 cdef extern from "device_codec.h" nogil:
-    int CK_JOB_ENCODE
-    int CK_JOB_DECODE
-    int CK_DECODER_ENGINE
-    int CK_DECODER_NVCOMP
-    int CK_FAIL_NONE
-    int CK_FAIL_DRIVER
-    int CK_FAIL_NVCOMP
-    int CK_FAIL_STORED
-    int CK_FAIL_BLOCK
-    int CK_FAIL_SCRATCH
-    int CK_FAIL_DECODER
-
-    ctypedef struct ck_plan:
-        int format
-        int level
-        int transform
-        int planes
-        uint32_t block_bytes
-        nv_options options
-        double tried_below
-        uint32_t wave
-        size_t slot
-        size_t need
-
-    ctypedef struct ck_plane:
-        int format
-        int level
-        uint32_t block_bytes
-        uint32_t raw
-        uint32_t stored
-        uint32_t first
-        uint32_t blocks
-
-    ctypedef struct ck_codec_job:
-        ck_codec_job* next
-        void* token
-        int kind
-        const ck_plan* plan
-        cu_address device
-        unsigned char* host
-        uint32_t raw
-        uint32_t stored
-        uint32_t raw_crc
-        uint32_t stored_crc
-        uint32_t expected_crc
-        int zero
-        int transform
-        int planes
-        ck_plane plane[4]
-        uint32_t* lengths
-        int decoder
-        int failure
-        cu_result error
-        const char* call
-        uint32_t at_plane
-        uint32_t at_block
-        uint32_t found
-        uint32_t wanted
-        uint64_t need
-
     ctypedef struct ck_codec:
         pass
 
@@ -87,9 +27,7 @@ cdef extern from "device_codec.h" nogil:
     int ck_codec_eventfd(const ck_codec* codec)
     int ck_codec_engine_memory(const ck_codec* codec)
     int ck_plan_measure(const ck_codec* codec, ck_plan* plan, int* error, const char** call)
-    uint32_t ck_plan_blocks(const ck_plan* plan, uint32_t raw)
     void ck_codec_submit(ck_codec* codec, ck_codec_job* job)
-    void ck_codec_cancel(ck_codec_job* job)
     ck_codec_job* ck_codec_reap(ck_codec* codec)
     int ck_codec_running(ck_codec* codec)
     void ck_codec_stop(ck_codec* codec)
@@ -97,18 +35,6 @@ cdef extern from "device_codec.h" nogil:
     void ck_codec_join(ck_codec* codec)
     void ck_codec_free(ck_codec* codec)
     void ck_codec_abandon(ck_codec* codec)
-
-
-cdef class Plan:
-    cdef ck_plan raw
-
-
-cdef class Job:
-    cdef ck_codec_job raw
-    cdef Lease lease
-    cdef Plan plan  # keeps raw.plan alive
-    cdef object future
-    cdef bint flying
 
 
 cdef class DeviceCodec:
@@ -142,8 +68,7 @@ cdef class DeviceCodec:
     cdef int check_usable(self) except -1
     cdef Plan plan_of(self, object plan, bint odd)
     cdef Plan measured(self, object plan, bint odd)
-    cdef int submit(self, Job job) except -1
+    cdef object submit(self, Job job)
     cdef int reap(self) except -1
     cdef int settle(self, Job job) except -1
-    cdef object failure_of(self, Job job)
     cdef int finish(self) except -1

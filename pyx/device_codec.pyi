@@ -2,54 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.pyx.codec_errors import DecodeError as DecodeError
+from ckptpipe.pyx.codec_errors import DecoderUnavailableError as DecoderUnavailableError
+from ckptpipe.pyx.codec_errors import ScratchTooSmallError as ScratchTooSmallError
+from ckptpipe.pyx.codec_errors import StoredMismatch as StoredMismatch
+from ckptpipe.pyx.encode_plan import Encoded as Encoded
+from ckptpipe.pyx.encode_plan import EncodePlan as EncodePlan
+from ckptpipe.pyx.encode_plan import Plane
 from ckptpipe.pyx.nvcomp import Nvcomp
 from ckptpipe.pyx.staging import Lease
 
 SCRATCH_BYTES: int  # 512 MiB
 LANES: int
-
-class StoredMismatch(CkptpipeError):
-    """Stored bytes are not what was stored: no decoder has seen them."""
-
-    found: int
-    expected: int
-
-class DecodeError(CkptpipeError):
-    """A block was not decoded to what it must be."""
-
-    plane: int
-    block: int
-
-class DecoderUnavailableError(CkptpipeError):
-    """The decoder, or the encoder, that was asked for cannot run here."""
-
-class ScratchTooSmallError(CkptpipeError):
-    """Not even one chunk fits."""
-
-    needed_bytes: int  # of scratch_bytes, at least
-
-class EncodePlan(NamedTuple):
-    """How chunks are encoded. Ids as in FORMAT.md."""
-
-    codec_id: int
-    level: int = 0  # deflate, gdeflate: 0 to 5
-    ans_type: int = 0  # 0 u8, 1 f16, 2 fp8
-    transform: int = 0  # 0 none, 1 planes2, 2 planes4
-    block_bytes: int = 0  # 0: the codec's own
-
-class Encoded(NamedTuple):
-    """``planes`` empty and not ``zero``: the lease has the raw bytes. Else the stored ones; each plane is
-    (codec, level, block_bytes, raw_bytes, stored_bytes, block_lengths)."""
-
-    zero: bool
-    raw_crc32c: int
-    stored_bytes: int
-    stored_crc32c: int
-    transform: int
-    planes: tuple[tuple[int, int, int, int, int, tuple[int, ...]], ...]
 
 class DeviceCodec:
     """The codecs of one GPU; made inside the running loop that it reports to, by `create`."""
@@ -110,7 +76,7 @@ class DeviceCodec:
         stored_crc32c: int,
         raw_bytes: int,
         transform: int,
-        planes: Sequence[tuple[int, int, int, int, int, tuple[int, ...]]],
+        planes: Sequence[Plane],
         device_address: int,
     ) -> asyncio.Future[int]: ...  # CRC32C of the raw bytes
     async def drain(self) -> None: ...

@@ -1,29 +1,56 @@
 # kernels: codec_lane codec_plan codec_encode codec_decode codec_setup nvcomp_api
 """Chunks of device memory, compressed by the GPU into leased host memory, and decompressed from there.
 
-Everything between the call and the future runs in the codec's lanes, without the GIL (kernels/device_codec.h).
-On the way out: checksum and zero test, byte planes, nvCOMP, packing, checksum of what is stored, and only then the
-copy over the link. On the way in: the copy, the checksum of what was stored (before a decoder sees a byte), the
-decompression engine or nvCOMP, the planes put together, the checksum of the result.
+Everything between the call and the future runs in the codec's lanes, without the GIL
+(kernels/device_codec.h). On the way out: checksum and zero test, byte planes, nvCOMP, packing, checksum of
+what is stored, and only then the copy over the link. On the way in: the copy, the checksum of what was
+stored (before a decoder sees a byte), the decompression engine or nvCOMP, the planes put together, the
+checksum of the result.
 """
 
 import asyncio
 import os
 import warnings
-from typing import NamedTuple
 
-cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.unistd cimport getpid
 
 from ckptpipe.pyx import cuda_kernel
+from ckptpipe.pyx.codec_errors import DecodeError, DecoderUnavailableError
+from ckptpipe.pyx.codec_errors import ScratchTooSmallError, StoredMismatch
+from ckptpipe.pyx.encode_plan import Encoded, EncodePlan
 from ckptpipe.pyx.errors import CkptpipeError
 
-from ckptpipe.pyx.cuda_driver cimport CU_COMPUTE_MAJOR, CU_COMPUTE_MINOR, CU_OK, Driver, loaded
-from ckptpipe.pyx.nvcomp cimport CK_FORMATS, Nvcomp, ck_formats
+from ckptpipe.pyx.codec_job cimport (
+    CK_DECODER_ENGINE,
+    CK_DECODER_NVCOMP,
+    CK_FAIL_NONE,
+    CK_FAIL_SCRATCH,
+    CK_JOB_ENCODE,
+    Job,
+    Plan,
+    ck_codec_job,
+    decoding,
+    encoded_of,
+    encoding,
+    failure_of,
+    new_plan,
+    nvcomp_failure,
+)
+from ckptpipe.pyx.cuda_driver cimport (
+    CU_COMPUTE_MAJOR,
+    CU_COMPUTE_MINOR,
+    CU_OK,
+    Driver,
+    cu_context,
+    cu_stream,
+    loaded,
+)
 from ckptpipe.pyx.staging cimport Lease
+
+__all__ = ["DecodeError", "DecoderUnavailableError", "DeviceCodec", "EncodePlan", "Encoded",
+           "ScratchTooSmallError", "StoredMismatch", "live_codecs"]
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident()
@@ -35,107 +62,19 @@ cdef int ENGINE_MASK_ATTRIBUTE = 136  # CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGOR
 cdef int ENGINE_LENGTH_ATTRIBUTE = 137  # CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_MAXIMUM_LENGTH
 cdef int ENGINE_DEFLATE = 1
 cdef dict ENGINE_FORMATS = {2: 1, 6: 2, 5: 4}  # id of FORMAT.md: bit of the engine's mask
-cdef int DEFLATE = 2, ANS = 3, ZSTD = 1
-cdef int[3] ANS_TYPES = [1, 10, 9]  # nvcompType_t of u8, f16, fp8
-cdef int[3] PLANES = [1, 2, 4]  # of each transform
+cdef int ZSTD = 1, ANS = 3
 cdef Py_ssize_t CHUNK_MOST = 64 << 20
 ENGINE, NVCOMP = "decompression-engine", "nvcomp-cuda"
-SCRATCH_CURE = "let codecs have less memory (--gpu-scratch), or free memory on that GPU (nvidia-smi shows who holds it)"
+SCRATCH_CURE = "let codecs have less (--gpu-scratch), or free memory on that GPU (see nvidia-smi)"
 cdef int live = 0
-
-
-class StoredMismatch(CkptpipeError):
-    """The stored bytes have another checksum: no decoder has seen them."""
-
-    def __init__(self, found, expected):
-        super().__init__(f"stored bytes have the checksum {found:08x} instead of {expected:08x}")
-        self.found = found
-        self.expected = expected
-
-    def __reduce__(self):
-        return type(self), (self.found, self.expected)
-
-
-class DecodeError(CkptpipeError):
-    """A block was not decoded to what it must be, although its chunk's stored bytes have the right checksum."""
-
-    def __init__(self, message, plane, block):
-        super().__init__(message)
-        self.plane = plane
-        self.block = block
-
-    def __reduce__(self):
-        return type(self), (self.message, self.plane, self.block)
-
-
-class DecoderUnavailableError(CkptpipeError):
-    """The decoder, or the encoder, that was asked for cannot run here."""
-
-    exit_code = 2
-
-
-class ScratchTooSmallError(CkptpipeError):
-    """The scratch memory does not hold one chunk. ``needed_bytes``: the least that would do."""
-
-    def __init__(self, scratch_bytes, needed_bytes):
-        super().__init__(f"{scratch_bytes} bytes of GPU scratch memory do not hold one chunk",
-                         cure=f"allow at least {mib_text(needed_bytes)} (--gpu-scratch), or use smaller chunks")
-        self.scratch_bytes = scratch_bytes
-        self.needed_bytes = needed_bytes
-
-    def __reduce__(self):
-        return type(self), (self.scratch_bytes, self.needed_bytes)
-
-
-class EncodePlan(NamedTuple):
-    """How chunks are encoded; ids as in FORMAT.md. ``level`` of deflate and gdeflate: 0 to 5; ``ans_type``: 0 u8,
-    1 f16, 2 fp8; ``transform``: 0 none, 1 planes2, 2 planes4; ``block_bytes`` 0: the codec's own."""
-
-    codec_id: int
-    level: int = 0
-    ans_type: int = 0
-    transform: int = 0
-    block_bytes: int = 0
-
-
-class Encoded(NamedTuple):
-    """What the lease of an encoding holds: nothing (``zero``), the raw bytes (no ``planes``), or the stored planes one
-    behind the other, each (codec, level, block_bytes, raw_bytes, stored_bytes, block_lengths)."""
-
-    zero: bool
-    raw_crc32c: int
-    stored_bytes: int
-    stored_crc32c: int
-    transform: int
-    planes: tuple
-
-
-@cython.final
-cdef class Plan:
-    """A plan as the lanes read it."""
-
-
-@cython.final
-@cython.no_gc_clear
-cdef class Job:
-    """A chunk in flight: holds its lease, and the codec's C side holds it, until it is reaped.
-
-    It does not hold the codec: one that was thrown away ends its jobs when it is collected.
-    """
-
-    def __dealloc__(self):
-        free(self.raw.lengths)
-
-    def _abandon(self, future):
-        if self.flying and future.cancelled():
-            ck_codec_cancel(&self.raw)
 
 
 cdef class DeviceCodec:
     """The codecs of one GPU; made inside the running loop that it reports to, by `create`.
 
-    The device range of a chunk must not change until its future is done. A chunk in flight holds its lease until
-    the GPU is done with it, also when its future was cancelled; a cancelled one that had not begun never does.
+    The device range of a chunk must not change until its future is done. A chunk in flight holds its lease
+    until the GPU is done with it, also when its future was cancelled; a cancelled one that had not begun
+    never does.
     """
 
     def __cinit__(self):
@@ -151,11 +90,12 @@ cdef class DeviceCodec:
                      str decoder="auto", size_t stream=0, int lanes=0):
         """A codec of GPU ``device``.
 
-        ``context``: its CUcontext, which the caller holds until `aclose`. ``scratch_bytes``: device memory for
-        everything that does not fit elsewhere, allocated here, once. ``nvcomp``: from `nvcomp.load`; without it
-        nothing is encoded, and only the decompression engine decodes. ``chunk_bytes``: the longest chunk. ``decoder``:
-        "auto" takes the decompression engine for what it can do and nvCOMP for the rest; "decompression-engine" or
-        "nvcomp-cuda" forces one. ``stream``: a CUstream of that context whose earlier work comes first.
+        ``context``: its CUcontext, which the caller holds until `aclose`. ``scratch_bytes``: device memory
+        for all that does not fit elsewhere, allocated here, once. ``nvcomp``: from `nvcomp.load`; without
+        it nothing is encoded, and only the decompression engine decodes. ``chunk_bytes``: the longest
+        chunk. ``decoder``: "auto" takes the decompression engine for what it can do and nvCOMP for the
+        rest; "decompression-engine" or "nvcomp-cuda" forces one. ``stream``: a CUstream of that context
+        whose earlier work comes first.
 
         DecoderUnavailableError where a forced decoder cannot run here, CudaError where the driver refuses,
         KernelUnavailableError without NVRTC.
@@ -226,7 +166,8 @@ cdef class DeviceCodec:
             error = ck_codec_open(&self.raw, &options, &call)
         if error > 0:
             raise self.driver.failure(
-                error, call.decode(), f"codec of GPU {self.device} with {mib_text(self.scratch_bytes)} of scratch memory",
+                error, call.decode(),
+                f"codec of GPU {self.device} with {mib_text(self.scratch_bytes)} of scratch memory",
                 SCRATCH_CURE if error == 2 else "",
             )
         if error < 0:
@@ -284,57 +225,33 @@ cdef class DeviceCodec:
     # -- what callers ask for ----------------------------------------------------------------------------
 
     async def prepare(self, plan):
-        """Check a plan, off the loop: ValueError where it is none, ScratchTooSmallError where a chunk does not fit."""
+        """Check a plan, off the loop: ValueError, ScratchTooSmallError where not even one chunk fits."""
         self.check_usable()
         self.plans[plan, False] = await asyncio.to_thread(self._measured, plan)
 
     def encode(self, Lease lease not None, Py_ssize_t nbytes, size_t device_address, plan):
         """Store ``nbytes`` of device memory in the lease, encoded; a future of Encoded.
 
-        The lease has room for the raw bytes: a chunk that does not shrink by 5 % is copied as it is, as is a plane.
+        The lease has room for the raw bytes: a chunk that does not shrink by 5 % is copied as it is, as is a
+        plane of one.
         """
         self.check_usable()
         check_range(device_address, nbytes, self.chunk_bytes)
-        cdef Plan measured = self.plan_of(plan, nbytes & 1)
-        cdef Job job = Job.__new__(Job)
-        job.raw.kind = CK_JOB_ENCODE
-        job.raw.plan = &measured.raw
-        job.raw.device = device_address
-        job.raw.raw = nbytes
-        job.raw.host = lease.ptr
-        job.raw.lengths = <uint32_t*>calloc(ck_plan_blocks(&measured.raw, nbytes), sizeof(uint32_t))
-        if job.raw.lengths == NULL:
-            raise MemoryError
-        lease.hold_destination(nbytes)
-        job.plan = measured
-        job.lease = lease
-        self.submit(job)
-        return job.future
+        return self.submit(encoding(self.plan_of(plan, nbytes & 1), lease, nbytes, device_address))
 
-    def decode(self, Lease lease not None, Py_ssize_t stored_bytes, uint32_t stored_crc32c, Py_ssize_t raw_bytes,
-               int transform, planes, size_t device_address):
-        """Decode the lease's first ``stored_bytes`` to device memory; a future of the CRC32C of what came out.
+    def decode(self, Lease lease not None, Py_ssize_t stored_bytes, uint32_t stored_crc32c,
+               Py_ssize_t raw_bytes, int transform, planes, size_t device_address):
+        """Decode the lease's first ``stored_bytes`` to device memory; a future of the CRC32C of what came
+        out.
 
-        ``planes`` as in Encoded (or PlaneRecords). The future has StoredMismatch where the stored bytes have another
-        checksum than ``stored_crc32c`` (no decoder has seen them), DecodeError where a block is not what it must be:
-        the destination's contents are then undefined.
+        ``planes`` as in Encoded (or PlaneRecords). The future has StoredMismatch where the stored bytes have
+        another checksum than ``stored_crc32c`` (no decoder has seen them), DecodeError where a block is not
+        what it must be: the destination's contents are then undefined.
         """
         self.check_usable()
         check_range(device_address, raw_bytes, self.chunk_bytes)
-        if not 1 <= stored_bytes <= raw_bytes:
-            raise ValueError(f"{stored_bytes} stored bytes of a chunk of {raw_bytes}")
-        cdef Job job = Job.__new__(Job)
-        job.raw.kind = CK_JOB_DECODE
-        job.raw.device = device_address
-        job.raw.raw = raw_bytes
-        job.raw.stored = stored_bytes
-        job.raw.expected_crc = stored_crc32c
-        job.raw.host = lease.ptr
-        set_planes(&job.raw, transform, tuple(planes))
-        lease.hold_source(stored_bytes)
-        job.lease = lease
-        self.submit(job)
-        return job.future
+        return self.submit(decoding(lease, stored_bytes, stored_crc32c, raw_bytes, transform, tuple(planes),
+                                    device_address))
 
     async def drain(self):
         """Wait until nothing is in flight. Finishes when cancelled, and is cancelled then."""
@@ -353,8 +270,8 @@ cdef class DeviceCodec:
                 cancelled = None
 
     async def aclose(self):
-        """Refuse new chunks, wait for those under way, give scratch memory, streams and threads back. Idempotent;
-        finishes when cancelled."""
+        """Refuse new chunks, wait for those under way, give scratch memory, streams and threads back.
+        Idempotent; finishes when cancelled."""
         if self.raw == NULL or getpid() != self.owner_pid:
             return
         self.closing = True
@@ -401,7 +318,7 @@ cdef class DeviceCodec:
         return 0
 
     cdef Plan plan_of(self, object plan, bint odd):
-        # ANS of 2-byte elements takes no odd number of bytes: such a chunk, a stream's last, is coded as bytes.
+        # ANS of 2-byte elements takes no odd number of bytes: such a chunk, a stream's last, is coded as u8.
         odd = odd and plan.codec_id == ANS and plan.ans_type == 1
         found = self.plans.get((plan, odd))
         if found is None:
@@ -412,10 +329,16 @@ cdef class DeviceCodec:
         return self.measured(plan, False)
 
     cdef Plan measured(self, object plan, bint odd):
-        cdef Plan made = new_plan(self, plan, odd)
+        cdef Plan made
         cdef const char* call = NULL
         cdef int error = 0, failure
         cdef cu_context popped
+        if self.nvcomp is None:
+            raise DecoderUnavailableError("a GPU encodes with nvCOMP, and there is none",
+                                          cure="pip install 'ckptpipe[gpu]'")
+        if plan.codec_id not in self.encodes:
+            raise ValueError(f"codec {plan.codec_id} is none that a GPU writes")
+        made = new_plan(plan, odd)
         with nogil:
             failure = self.driver.raw.context_push(<cu_context>self.context)
         if failure != CU_OK:
@@ -429,15 +352,16 @@ cdef class DeviceCodec:
             raise nvcomp_failure(self.nvcomp, made.raw.format, call.decode(), error)
         return made
 
-    cdef int submit(self, Job job) except -1:
+    cdef object submit(self, Job job):
         job.raw.token = <void*>job
         job.future = self.loop.create_future()
         job.future.add_done_callback(job._abandon)
         Py_INCREF(job)
         job.flying = True
         self.accepted += 1
+        future = job.future  # it may be answered before this returns
         ck_codec_submit(self.raw, &job.raw)
-        return 0
+        return future
 
     def _reap(self):
         self.reap()
@@ -475,7 +399,8 @@ cdef class DeviceCodec:
                 self.by_nvcomp += 1
         if heard and not future.done():
             if not good:
-                future.set_exception(self.failure_of(job))
+                future.set_exception(failure_of(job, self.driver, self.nvcomp, self.device,
+                                                self.scratch_bytes, self.lanes))
             elif job.raw.kind == CK_JOB_ENCODE:
                 future.set_result(encoded_of(&job.raw))
             else:
@@ -486,29 +411,6 @@ cdef class DeviceCodec:
                 if not waiter.done():
                     waiter.set_result(None)
         return 0
-
-    cdef object failure_of(self, Job job):
-        cdef ck_codec_job* raw = &job.raw
-        words = f"{raw.raw} bytes of GPU {self.device} at {raw.device:#x}"
-        if raw.failure == CK_FAIL_DRIVER:
-            return self.driver.failure(raw.error, raw.call.decode(), words)
-        if raw.failure == CK_FAIL_NVCOMP:
-            number = raw.plan.format if raw.kind == CK_JOB_ENCODE else 0
-            return nvcomp_failure(self.nvcomp, number, raw.call.decode(), raw.error, words)
-        if raw.failure == CK_FAIL_STORED:
-            return StoredMismatch(raw.stored_crc, raw.expected_crc)
-        if raw.failure == CK_FAIL_BLOCK:
-            name = ck_formats[raw.plane[raw.at_plane].format].name.decode()
-            told = "" if raw.error == 0 else f", {self.nvcomp.status_text(raw.error)}"
-            size = "" if raw.found == raw.wanted else f": {raw.found} bytes instead of {raw.wanted}"
-            return DecodeError(f"block {raw.at_block} of plane {raw.at_plane} does not decode ({name}{told}){size}",
-                               raw.at_plane, raw.at_block)
-        if raw.failure == CK_FAIL_SCRATCH:
-            return ScratchTooSmallError(self.scratch_bytes, raw.need * self.lanes)
-        if raw.failure == CK_FAIL_DECODER:
-            return DecoderUnavailableError(f"a chunk cannot be decoded on GPU {self.device}: {raw.call.decode()}",
-                                           cure="let the decoder be chosen (--decompress-backend auto)")
-        return MemoryError("a device codec found no host memory")
 
     # -- the end -----------------------------------------------------------------------------------------
 
@@ -549,113 +451,8 @@ cdef class DeviceCodec:
     def __repr__(self):
         if self.raw == NULL:
             return "<DeviceCodec closed>"
-        return (f"<DeviceCodec GPU {self.device}, {self.lanes} lanes, {mib_text(self.scratch_bytes)} of scratch, "
-                f"{self.accepted} in flight>")
-
-
-cdef Plan new_plan(DeviceCodec codec, object plan, bint odd):
-    """A plan as the lanes read it, not yet measured. ValueError where it makes no sense."""
-    cdef Plan made = Plan.__new__(Plan)
-    cdef int number = plan.codec_id, level = plan.level
-    if codec.nvcomp is None:
-        raise DecoderUnavailableError("a GPU encodes with nvCOMP, and there is none", cure="pip install 'ckptpipe[gpu]'")
-    if number not in codec.encodes:
-        raise ValueError(f"codec {number} is none that a GPU writes")
-    if plan.transform not in (0, 1, 2):
-        raise ValueError(f"transform is 0, 1 or 2, not {plan.transform}")
-    if plan.ans_type not in (0, 1, 2):
-        raise ValueError(f"ans_type is 0 (u8), 1 (f16) or 2 (fp8), not {plan.ans_type}")
-    if number == ANS:  # planes and odd chunks are bytes
-        level = 0 if odd or plan.transform else plan.ans_type
-    elif not 0 <= level < max(ck_formats[number].levels, 1):
-        raise ValueError(f"{ck_formats[number].name.decode()} has no level {level}")
-    made.raw.format = number
-    made.raw.level = level
-    made.raw.transform = plan.transform
-    made.raw.planes = PLANES[made.raw.transform]
-    made.raw.block_bytes = plan.block_bytes or ck_formats[number].block
-    if not 4096 <= made.raw.block_bytes <= ck_formats[number].largest:
-        raise ValueError(f"blocks of {ck_formats[number].name.decode()} have 4096 to {ck_formats[number].largest} bytes, "
-                         f"not {plan.block_bytes}")
-    if made.raw.block_bytes % 16:
-        raise ValueError(f"blocks have a multiple of 16 bytes, not {plan.block_bytes}")
-    made.raw.options = ck_formats[number].compress
-    if number == ANS:
-        made.raw.options.word[1] = ANS_TYPES[level]
-    elif ck_formats[number].levels:
-        made.raw.options.word[0] = level
-    # What a sample of the bytes says about a plane: nothing of types that are not bytes; of codecs that find
-    # repeats, only that noise stays noise.
-    if number == ANS and level:
-        made.raw.tried_below = 9.0
-    elif ck_formats[number].entropy_only >> level & 1:
-        made.raw.tried_below = 7.62
-    else:
-        made.raw.tried_below = 7.97
-    return made
-
-
-cdef int set_planes(ck_codec_job* job, int transform, tuple planes) except -1:
-    """Checks planes against what a chunk can be (FORMAT.md), and lays them down for the lanes."""
-    cdef Py_ssize_t raw = 0, stored = 0, blocks = 0, length, total
-    cdef int p = 0, count
-    cdef uint32_t at = 0
-    if transform not in (0, 1, 2) or len(planes) != PLANES[transform]:
-        raise ValueError(f"{len(planes)} planes of transform {transform}")
-    count = PLANES[transform]
-    for plane in planes:
-        blocks += len(plane[5])
-    job.lengths = <uint32_t*>calloc(max(blocks, 1), sizeof(uint32_t))
-    if job.lengths == NULL:
-        raise MemoryError
-    for number, level, block_bytes, raw_bytes, stored_bytes, lengths in planes:
-        if not 0 <= number < CK_FORMATS:
-            raise ValueError(f"plane {p} has codec {number}, which is not known here")
-        if raw_bytes != (job.raw + count - 1 - p) // count:
-            raise ValueError(f"plane {p} of {job.raw} bytes has {raw_bytes}")
-        if number == 0 and (lengths or stored_bytes != raw_bytes):
-            raise ValueError(f"plane {p} is raw, with {len(lengths)} blocks and {stored_bytes} stored bytes of {raw_bytes}")
-        if number and not (min(raw_bytes, 4096) <= block_bytes <= raw_bytes
-                           and len(lengths) == (raw_bytes + block_bytes - 1) // block_bytes):
-            raise ValueError(f"plane {p} has {len(lengths)} blocks of {block_bytes} bytes in {raw_bytes}")
-        total = 0
-        job.plane[p].first = at
-        for length in lengths:
-            if not 1 <= length <= stored_bytes:
-                raise ValueError(f"plane {p} has a block of {length} stored bytes")
-            job.lengths[at] = length
-            at += 1
-            total += length
-        if number and total != stored_bytes:
-            raise ValueError(f"plane {p} has {stored_bytes} stored bytes and blocks of {total}")
-        job.plane[p].format = number
-        job.plane[p].level = level
-        job.plane[p].block_bytes = block_bytes
-        job.plane[p].raw = raw_bytes
-        job.plane[p].stored = stored_bytes
-        job.plane[p].blocks = len(lengths)
-        raw += raw_bytes
-        stored += stored_bytes
-        p += 1
-    if raw != job.raw or stored != job.stored:
-        raise ValueError(f"planes of {raw} bytes, {stored} stored, in a chunk of {job.raw}, {job.stored} stored")
-    job.planes = count
-    job.transform = transform
-    return 0
-
-
-cdef object encoded_of(const ck_codec_job* job):
-    cdef int p
-    cdef uint32_t b
-    cdef const ck_plane* plane
-    if job.zero:
-        return Encoded(True, job.raw_crc, 0, 0, 0, ())
-    planes = []
-    for p in range(job.planes):
-        plane = &job.plane[p]
-        lengths = tuple([job.lengths[plane.first + b] for b in range(plane.blocks)])
-        planes.append((plane.format, plane.level, plane.block_bytes, plane.raw, plane.stored, lengths))
-    return Encoded(False, job.raw_crc, job.stored, job.stored_crc, job.transform, tuple(planes))
+        scratch = mib_text(self.scratch_bytes)
+        return f"<DeviceCodec GPU {self.device}, {self.lanes} lanes, {scratch}, {self.accepted} in flight>"
 
 
 cdef int check_range(size_t address, Py_ssize_t nbytes, Py_ssize_t most) except -1:
@@ -664,13 +461,6 @@ cdef int check_range(size_t address, Py_ssize_t nbytes, Py_ssize_t most) except 
     if address == 0 or address > (<size_t>-1) - <size_t>nbytes:
         raise ValueError(f"no device memory range: {nbytes} bytes at {address:#x}")
     return 0
-
-
-cdef object nvcomp_failure(Nvcomp nvcomp, int number, str call, int status, str detail=""):
-    """``call`` has … in place of the format's name."""
-    name = ck_formats[number].name.decode() if 0 < number < CK_FORMATS else "nvCOMP"
-    words = f"{call.replace('…', name.capitalize() if number else '')}: {nvcomp.status_text(status)}"
-    return CkptpipeError(f"{name}: {words}: {detail}" if detail else f"{name}: {words}")
 
 
 cdef int attribute(Driver driver, int device, int which) noexcept:
@@ -694,7 +484,8 @@ cdef str mib_text(object nbytes):
 
 cdef bytes kernels_for(Driver driver, int device):
     """The compiled kernels for that GPU; KernelUnavailableError where they cannot be had."""
-    cdef int major = attribute(driver, device, CU_COMPUTE_MAJOR), minor = attribute(driver, device, CU_COMPUTE_MINOR)
+    cdef int major = attribute(driver, device, CU_COMPUTE_MAJOR)
+    cdef int minor = attribute(driver, device, CU_COMPUTE_MINOR)
     if driver.raw.simulated:
         return cuda_kernel.text_of(cuda_kernel.CODEC_SOURCES) + b"\0"  # a simulation knows kernels by name
     return cuda_kernel.compiled(major, minor, cuda_kernel.CODEC_SOURCES)

@@ -18,6 +18,7 @@ cdef extern from "nvcomp_api.h" nogil:
 
     ctypedef struct ck_format:
         const char* name
+        const char* symbol
         size_t block
         size_t largest
         int levels

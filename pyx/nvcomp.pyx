@@ -1,8 +1,8 @@
 # kernels: nvcomp_api
 """NVIDIA's nvCOMP, found at run time: compression kernels for the GPU, by their low-level batched interface.
 
-The library comes from the wheel ``nvidia-libnvcomp-cu13`` (version 6), or from the file that CKPTPIPE_NVCOMP names.
-Nothing of it is needed to build or to import this module.
+The library comes from the wheel ``nvidia-libnvcomp-cu13`` (version 6), or from the file that CKPTPIPE_NVCOMP
+names. Nothing of it is needed to build or to import this module.
 """
 
 import importlib.metadata
@@ -85,7 +85,8 @@ def find():
 
 
 def load(path=None):
-    """nvCOMP, opened on the first call: from ``path``, or from where `find` finds it. Blocking (a file of 25 MB).
+    """nvCOMP, opened on the first call: from ``path``, or from where `find` finds it. Blocking (25 MB of
+    file).
 
     NvcompUnavailableError where it is missing, does not load, or is not of version 6.
     """

@@ -87,11 +87,7 @@ static int temp_of(ck_lane *lane, int format, size_t blocks, size_t largest, siz
     if (blocks == 0) return 1;
     const nv_status status = lane->codec->nvcomp->format[format].decompress_temp(
         blocks, largest, ck_formats[format].decompress, bytes, blocks * largest, lane->stream);
-    if (status == NV_SUCCESS) return 1;
-    lane->failure = CK_FAIL_NVCOMP;
-    lane->error = status;
-    lane->call = "nvcompBatched…DecompressGetTempSize";
-    return 0;
+    return !ck_lane_refused(lane, status, format, "nvcompBatched…DecompressGetTempSize");
 }
 
 /* Blocks whose places are not aligned are decoded into slots and copied from there. */
@@ -302,11 +298,7 @@ static int run_nvcomp(ck_lane *lane, const ck_tables *tables, const ck_group *gr
             (const size_t *)(tables->room_at + 8 * at), (size_t *)(tables->actual_at + 8 * at), count, memory, temp,
             (const cu_address *)(tables->to_at + 8 * at), ck_formats[group->format].decompress,
             (nv_status *)(tables->statuses_at + 4 * at), lane->stream);
-        if (status == NV_SUCCESS) continue;
-        lane->failure = CK_FAIL_NVCOMP;
-        lane->error = status;
-        lane->call = "nvcompBatched…DecompressAsync";
-        return 0;
+        if (ck_lane_refused(lane, status, group->format, "nvcompBatched…DecompressAsync")) return 0;
     }
     return 1;
 }

@@ -66,13 +66,9 @@ static int gather_round(ck_lane *lane, ck_codec_job **jobs, int count, encode_ro
         const size_t all = round->blocks + blocks;
         const uint32_t wave = all < plan->wave ? (uint32_t)all : plan->wave;
         if (blocks) {
-            const nv_status status = ck_plan_temp(lane->codec, plan, wave, &temp);
-            if (status != NV_SUCCESS) {
-                lane->failure = CK_FAIL_NVCOMP;
-                lane->error = status;
-                lane->call = "nvcompBatched…CompressGetTempSize";
+            if (ck_lane_refused(lane, ck_plan_temp(lane->codec, plan, wave, &temp), plan->format,
+                                "nvcompBatched…CompressGetTempSize"))
                 return 0;
-            }
             if (used + room + temp + 256 > lane->arena_room ||
                 ck_table_bytes((size_t)round->count + 1, all) > lane->table_room) {
                 if (round->count) break;
@@ -149,11 +145,7 @@ static int compress(ck_lane *lane, encode_round *round) {
             (const cu_address *)(from_at + 8 * done), (const size_t *)(sizes_at + 8 * done), plan->block_bytes, wave,
             round->temp ? temp : 0, round->temp, (const cu_address *)(to_at + 8 * done),
             (size_t *)(lengths_at + 8 * done), plan->options, (nv_status *)(statuses_at + 4 * done), lane->stream);
-        if (status == NV_SUCCESS) continue;
-        lane->failure = CK_FAIL_NVCOMP;
-        lane->error = status;
-        lane->call = "nvcompBatched…CompressAsync";
-        return 0;
+        if (ck_lane_refused(lane, status, plan->format, "nvcompBatched…CompressAsync")) return 0;
     }
     return ck_lane_download(lane, round->lengths, outputs) && ck_lane_wait(lane);
 }
@@ -173,6 +165,7 @@ static int read_lengths(const encode_round *round, ck_codec_job *job) {
             }
             if (status != NV_SUCCESS || length == 0 || length > plan->slot) {
                 job->failure = CK_FAIL_NVCOMP;
+                job->format = plan->format;
                 job->error = status;
                 job->call = "nvcompBatched…CompressAsync";
                 job->at_plane = (uint32_t)p;

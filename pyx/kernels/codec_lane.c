@@ -25,6 +25,17 @@ int ck_lane_failed(ck_lane *lane, cu_result result, const char *call) {
     return 1;
 }
 
+int ck_lane_refused(ck_lane *lane, nv_status status, int format, const char *call) {
+    if (status == NV_SUCCESS) return 0;
+    if (lane->failure == CK_FAIL_NONE) {
+        lane->failure = CK_FAIL_NVCOMP;
+        lane->format = format;
+        lane->error = status;
+        lane->call = call;
+    }
+    return 1;
+}
+
 void ck_lane_begin(ck_lane *lane) { lane->table_used = 0; }
 
 void *ck_lane_table(ck_lane *lane, size_t bytes, cu_address *device) {
@@ -178,6 +189,7 @@ static void run_batch(ck_lane *lane, ck_codec_job **jobs, int count) {
     for (int i = 0; i < left; i++) {
         if (jobs[i] == NULL) continue;
         jobs[i]->failure = lane->failure;
+        jobs[i]->format = lane->format;
         jobs[i]->error = lane->error;
         jobs[i]->call = lane->call;
         ck_lane_finish(lane, jobs[i]);
@@ -216,8 +228,6 @@ void ck_codec_submit(ck_codec *codec, ck_codec_job *job) {
     pthread_cond_signal(codec->lingering ? &codec->more : &codec->work);
     pthread_mutex_unlock(&codec->mutex);
 }
-
-void ck_codec_cancel(ck_codec_job *job) { __atomic_store_n(&job->cancelled, 1, __ATOMIC_RELAXED); }
 
 ck_codec_job *ck_codec_reap(ck_codec *codec) {
     uint64_t count;

@@ -45,6 +45,7 @@ typedef struct ck_lane {
     size_t engine_room;
     /* The first error of the batch. */
     int failure;
+    int format;
     cu_result error;
     const char *call;
 } ck_lane;
@@ -80,6 +81,7 @@ static inline size_t ck_round(size_t value, size_t unit) { return (value + unit 
 
 /* codec_lane.c: each says whether it succeeded; the first error is kept in the lane. */
 int ck_lane_failed(ck_lane *lane, cu_result result, const char *call);
+int ck_lane_refused(ck_lane *lane, nv_status status, int format, const char *call); /* by nvCOMP */
 void ck_lane_begin(ck_lane *lane); /* the tables are empty */
 /* A table of `bytes`: where the host writes or reads it; *device: where the device does. Its room was reckoned before. */
 void *ck_lane_table(ck_lane *lane, size_t bytes, cu_address *device);

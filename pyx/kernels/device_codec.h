@@ -64,6 +64,7 @@ typedef struct ck_codec_job {
     int decoder;       /* CK_DECODER_*, of a decoding that succeeded */
 
     int failure;
+    int format; /* of CK_FAIL_NVCOMP */
     cu_result error;
     const char *call;
     uint32_t at_plane, at_block, found, wanted;
@@ -104,7 +105,7 @@ int ck_plan_measure(const ck_codec *codec, ck_plan *plan, int *error, const char
 /* Room for the lengths of all blocks that an encoding of `raw` bytes can have. */
 uint32_t ck_plan_blocks(const ck_plan *plan, uint32_t raw);
 void ck_codec_submit(ck_codec *codec, ck_codec_job *job);
-void ck_codec_cancel(ck_codec_job *job);
+static inline void ck_codec_cancel(ck_codec_job *job) { __atomic_store_n(&job->cancelled, 1, __ATOMIC_RELAXED); }
 /* The jobs that ended, oldest first, linked by next; also clears the eventfd. */
 ck_codec_job *ck_codec_reap(ck_codec *codec);
 int ck_codec_running(ck_codec *codec);
