@@ -25,6 +25,7 @@ _COUNTERS = {
     "I/O engines not closed": ("ckptpipe.pyx.engine", "live_engines"),
     "mappings not closed": ("ckptpipe.pyx.memory", "live_mappings"),
     "copy queues not closed": ("ckptpipe.pyx.cuda_queue", "live_queues"),
+    "device codecs not closed": ("ckptpipe.pyx.device_codec", "live_codecs"),
     "bytes of pinned memory not released": ("ckptpipe.pyx.cuda_memory", "pinned_bytes"),
 }
 """What the engine counts itself: module and function."""
