@@ -126,7 +126,8 @@ def test_a_kernel_is_compiled_once_for_all_processes(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cuda_kernel, "_compile", compile_it)
     for _ in range(2):
-        monkeypatch.setattr(cuda_kernel, "_images", {})  # another process
+        for remembered in ("_images", "_refusals"):  # another process
+            monkeypatch.setattr(cuda_kernel, remembered, {})
         assert cuda_kernel.compiled(9, 0) == b"\x7fELF\x09"
         assert cuda_kernel.compiled(99, 0).startswith(b".version")
     assert compiled == [(9, 0), (99, 0), (99, 0)]

@@ -1,0 +1,499 @@
+"""Files into device memory on the simulated driver: right bytes, right sums, bounds, errors, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import crc32c as reference
+import pytest
+
+from ckptpipe.pyx import cuda
+from ckptpipe.pyx.memory import live_mappings
+from ckptpipe.pyx.workers import Scan
+from tests.pyx.gpu import MIB, Machine, done, machine, pattern
+from tests.pyx.loops import LoopFactory, each_loop, run, turns, until
+
+PIECE = 64 << 10
+SIZES = [1, 63, 4096, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, MIB + 5]
+PLAN = cuda.LoadPlan(threads=2, buffers=2, piece_bytes=PIECE, streams=2)
+each_checksum = pytest.mark.parametrize("checksum", ["device", "host"])
+
+
+class HeldFile:
+    """A descriptor, and how many hold it."""
+
+    def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
+        self.descriptor = os.open(path, flags)
+        self.holds = 1
+        self.most = 1
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def share(self) -> HeldFile:
+        self.holds += 1
+        self.most = max(self.most, self.holds)
+        return self
+
+    def release(self) -> None:
+        assert self.holds > 0
+        self.holds -= 1
+
+
+@contextmanager
+def held(path: Path, flags: int = os.O_RDONLY) -> Iterator[HeldFile]:
+    file = HeldFile(path, flags)
+    try:
+        yield file
+        assert file.holds == 1, "every operation gives its hold back"
+    finally:
+        os.close(file.descriptor)
+
+
+class Loading:
+    """A queue with a loader, closed in order."""
+
+    def __init__(self, gpus: Machine, plan: cuda.LoadPlan = PLAN, **options: Any) -> None:
+        self._gpus, self._plan, self._options = gpus, plan, options
+
+    async def __aenter__(self) -> cuda.CopyQueue:
+        context = self._gpus.context(0)
+        self.queue = cuda.CopyQueue(0, context, **self._options)
+        self.loader = await cuda.FileLoader.open(self.queue, context, self._plan)
+        return self.queue
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.loader.aclose()
+        await self.queue.aclose()
+
+
+def load_threads() -> int:
+    names = []
+    for entry in os.listdir("/proc/self/task"):
+        try:
+            names.append(Path(f"/proc/self/task/{entry}/comm").read_text(encoding="ascii").strip())
+        except FileNotFoundError:
+            continue
+    return names.count("ckpt-cuda-load")
+
+
+@each_loop
+@each_checksum
+@pytest.mark.parametrize("wait", ["poll", "block"])
+def test_bytes_and_sums_of_every_size(
+    tmp_path: Path, loop_factory: LoopFactory, checksum: str, wait: Any
+) -> None:
+    data = pattern(2 * MIB + 100)
+    (tmp_path / "f").write_bytes(data)
+    plan = cuda.LoadPlan(threads=3, buffers=2, piece_bytes=PIECE, streams=2, wait=wait)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, len(data) + 64)
+        async with Loading(gpus, plan, checksum=checksum) as queue:
+            with held(tmp_path / "f") as file:
+                for nbytes in SIZES:
+                    for offset in (0, 1, 4096, 77777):
+                        answer = await queue.load(file, offset, nbytes, target)
+                        part = data[offset : offset + nbytes]
+                        assert answer == Scan(reference.crc32c(part), zero=False), (nbytes, offset)
+                        assert gpus.read(0, target, nbytes) == part
+                assert await queue.load(file, 0, 0, target) == Scan(0, zero=True)
+            assert queue.copied == 4 * sum(SIZES)
+            assert queue.inflight == 0
+
+    with machine() as gpus:
+        run(main(gpus), loop_factory)
+
+
+@each_checksum
+def test_zeros_are_seen(tmp_path: Path, checksum: str) -> None:
+    (tmp_path / "zeros").write_bytes(bytes(5 * PIECE))
+    (tmp_path / "other").write_bytes(bytes(5 * PIECE - 1) + b"\1")
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, 5 * PIECE)
+        async with Loading(gpus, checksum=checksum) as queue:
+            for name, zero in (("zeros", True), ("other", False)):
+                with held(tmp_path / name) as file:
+                    expected = Scan(reference.crc32c((tmp_path / name).read_bytes()), zero)
+                    assert await queue.load(file, 0, 5 * PIECE, target) == expected
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+@each_loop
+def test_many_at_once_from_several_files(tmp_path: Path, loop_factory: LoopFactory) -> None:
+    nbytes = 3 * PIECE + 17
+    parts = [pattern(nbytes, seed) for seed in range(24)]
+    for number in range(3):
+        (tmp_path / f"f{number}").write_bytes(b"".join(parts[number::3]))
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, 24 * nbytes)
+        files = [HeldFile(tmp_path / f"f{number}") for number in range(3)]
+        async with Loading(gpus, cuda.LoadPlan(4, 3, PIECE, 4), depth=5) as queue:
+            answers = await asyncio.gather(
+                *(queue.load(files[k % 3], k // 3 * nbytes, nbytes, target + k * nbytes) for k in range(24))
+            )
+        assert answers == [(reference.crc32c(part), False) for part in parts]
+        assert gpus.read(0, target, 24 * nbytes) == b"".join(parts)
+        for file in files:
+            assert (file.holds, file.most) == (1, 9)
+            os.close(file.descriptor)
+
+    with machine() as gpus:
+        run(main(gpus), loop_factory)
+
+
+def test_reads_that_come_up_short_are_gone_on_with() -> None:
+    """A file of /proc gives a page or so a call."""
+    path = Path("/proc/kallsyms")
+    if not path.exists():
+        pytest.skip("no /proc/kallsyms here")
+    with open(path, "rb") as file:
+        data = file.read(3 * PIECE)
+    if len(data) < 3 * PIECE:
+        pytest.skip("/proc/kallsyms is not readable here")
+    probe = os.open(path, os.O_RDONLY)
+    assert 0 < len(os.pread(probe, PIECE, 0)) < PIECE, "this test needs a file that is read in parts"
+    os.close(probe)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, 3 * PIECE)
+        async with Loading(gpus, cuda.LoadPlan(1, 1, PIECE, 1)) as queue:
+            with held(path) as file:
+                assert (await queue.load(file, 0, 3 * PIECE, target)).crc32c == reference.crc32c(data)
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+@each_loop
+def test_a_file_that_ends_early_fails_alone(tmp_path: Path, loop_factory: LoopFactory) -> None:
+    data = pattern(4 * PIECE)
+    (tmp_path / "f").write_bytes(data)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, 16 * PIECE)
+        async with Loading(gpus) as queue:
+            with held(tmp_path / "f") as file:
+                late, beyond, good = await asyncio.gather(
+                    queue.load(file, PIECE, 3 * PIECE + 1, target),
+                    queue.load(file, 9 * PIECE, PIECE, target + 8 * PIECE),
+                    queue.load(file, 0, 4 * PIECE, target + 4 * PIECE),
+                    return_exceptions=True,
+                )
+            assert isinstance(late, EOFError)
+            assert str(late) == f"ends at byte {4 * PIECE}, {4 * PIECE + 1} were to be read"
+            assert isinstance(beyond, EOFError)
+            assert good == (reference.crc32c(data), False)
+            assert queue.copied == 4 * PIECE
+
+    with machine() as gpus:
+        run(main(gpus), loop_factory)
+
+
+def test_what_pread_answers_is_the_error(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(pattern(4 * PIECE))
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, 4 * PIECE)
+        async with Loading(gpus) as queue:
+            with held(tmp_path / "f", os.O_WRONLY) as file:
+                with pytest.raises(OSError, match="Bad file descriptor") as caught:
+                    await queue.load(file, 0, 4 * PIECE, target)
+                assert caught.value.errno == 9
+            with held(tmp_path, os.O_RDONLY | os.O_DIRECTORY) as file:
+                with pytest.raises(IsADirectoryError):
+                    await queue.load(file, 0, 4 * PIECE, target)
+            with held(tmp_path / "f") as file:
+                assert not (await queue.load(file, 0, 4 * PIECE, target)).zero
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+@each_loop
+@pytest.mark.parametrize("point", ["before", "after"])
+@pytest.mark.parametrize(
+    "call", ["cuMemcpyHtoDAsync", "cuEventRecord", "cuEventQuery", "cuLaunchKernel", "cuEventSynchronize"]
+)
+def test_each_call_of_the_driver_can_fail(
+    tmp_path: Path, loop_factory: LoopFactory, call: str, point: str
+) -> None:
+    data = pattern(6 * PIECE)
+    (tmp_path / "f").write_bytes(data)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, len(data))
+        async with Loading(gpus) as queue:
+            with held(tmp_path / "f") as file:
+                fault = gpus.world.fault(call, nth=1, error="CUDA_ERROR_LAUNCH_FAILED", point=point)
+                with pytest.raises(cuda.CudaError, match="CUDA_ERROR_LAUNCH_FAILED") as caught:
+                    await queue.load(file, 0, len(data), target)
+                assert fault.fired == 1
+                assert caught.value.call == call
+                assert "GPU 0" in str(caught.value)
+                fault.cancel()
+                assert await queue.load(file, 0, len(data), target) == (reference.crc32c(data), False)
+
+    with machine() as gpus:
+        run(main(gpus), loop_factory)
+
+
+def test_work_that_fails_on_the_device_fails_its_load(tmp_path: Path) -> None:
+    data = pattern(6 * PIECE)
+    (tmp_path / "f").write_bytes(data)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, len(data))
+        async with Loading(gpus, cuda.LoadPlan(2, 2, PIECE, 1)) as queue:
+            with held(tmp_path / "f") as file:
+                error = "CUDA_ERROR_ECC_UNCORRECTABLE"
+                gpus.world.fault("cuMemcpyHtoDAsync", nth=3, error=error, scope="stream")
+                for _ in range(2):  # the stream is lost
+                    with pytest.raises(cuda.CudaError, match=error):
+                        await queue.load(file, 0, len(data), target)
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+@each_loop
+def test_a_link_that_stands_still_holds_up_the_reading(tmp_path: Path, loop_factory: LoopFactory) -> None:
+    """Each buffer is read into once, and no further before the GPU has fetched it."""
+    data = pattern(12 * PIECE)
+    (tmp_path / "f").write_bytes(data)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, len(data))
+        async with Loading(gpus, cuda.LoadPlan(2, 3, PIECE, 2)) as queue:
+            with held(tmp_path / "f") as file:
+                copies = gpus.world.calls("cuMemcpyHtoDAsync")
+                gpus.world.link(0, to_device=-1)
+                future = queue.load(file, 0, len(data), target)
+                await until(lambda: gpus.world.calls("cuMemcpyHtoDAsync") == copies + 6)
+                await turns(50)
+                assert gpus.world.calls("cuMemcpyHtoDAsync") == copies + 6
+                gpus.world.link(0, to_device=0)
+                assert await future == (reference.crc32c(data), False)
+
+    with machine() as gpus:
+        run(main(gpus), loop_factory)
+
+
+@each_loop
+def test_a_cancelled_load_ends_with_the_pieces_that_the_gpu_has(
+    tmp_path: Path, loop_factory: LoopFactory
+) -> None:
+    data = pattern(12 * PIECE)
+    (tmp_path / "f").write_bytes(data)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, len(data))
+        async with Loading(gpus) as queue:
+            with held(tmp_path / "f") as file:
+                copies, scans = (gpus.world.calls(name) for name in ("cuMemcpyHtoDAsync", "cuLaunchKernel"))
+                gpus.world.link(0, to_device=-1)
+                first = queue.load(file, 0, len(data), target)
+                second = queue.load(file, 0, len(data), target)
+                await until(lambda: gpus.world.calls("cuMemcpyHtoDAsync") == copies + 4)
+                first.cancel()
+                second.cancel()
+                await turns(20)
+                assert (queue.inflight, file.holds) == (2, 3), "threads may still read the descriptor"
+                gpus.world.link(0, to_device=0)
+                await queue.drain()
+                assert (queue.inflight, file.holds) == (0, 1)
+                assert gpus.world.calls("cuMemcpyHtoDAsync") == copies + 4
+                assert gpus.world.calls("cuLaunchKernel") == scans
+                assert await queue.load(file, 0, len(data), target) == (reference.crc32c(data), False)
+
+    with machine() as gpus:
+        run(main(gpus), loop_factory)
+
+
+@each_loop
+def test_closing_waits_for_loads_also_when_cancelled(tmp_path: Path, loop_factory: LoopFactory) -> None:
+    data = pattern(12 * PIECE)
+    (tmp_path / "f").write_bytes(data)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, len(data))
+        queue = cuda.CopyQueue(0, gpus.context(0))
+        loader = await cuda.FileLoader.open(queue, gpus.context(0), PLAN)
+        with held(tmp_path / "f") as file:
+            copies = gpus.world.calls("cuMemcpyHtoDAsync")
+            gpus.world.link(0, to_device=-1)
+            future = queue.load(file, 0, len(data), target)
+            await until(lambda: gpus.world.calls("cuMemcpyHtoDAsync") == copies + 4)
+            closing = asyncio.create_task(loader.aclose())
+            await turns(20)
+            closing.cancel()
+            await turns(20)
+            assert not closing.done()
+            gpus.world.link(0, to_device=0)
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            assert await future == (reference.crc32c(data), False)
+            with pytest.raises(RuntimeError, match="FileLoader"):
+                queue.load(file, 0, 1, target)
+        await loader.aclose()
+        await queue.aclose()
+
+    with machine() as gpus:
+        run(main(gpus), loop_factory)
+
+
+def test_a_queue_closes_without_its_loader(tmp_path: Path) -> None:
+    data = pattern(6 * PIECE)
+    (tmp_path / "f").write_bytes(data)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, len(data))
+        queue = cuda.CopyQueue(0, gpus.context(0))
+        loader = await cuda.FileLoader.open(queue, gpus.context(0), PLAN)
+        with held(tmp_path / "f") as file:
+            future = queue.load(file, 0, len(data), target)
+            await queue.aclose()
+            assert await future == (reference.crc32c(data), False)
+        assert cuda.pinned_bytes() == loader.plan.nbytes
+        await loader.aclose()
+        assert cuda.pinned_bytes() == 0
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+def test_everything_is_given_back() -> None:
+    async def main(gpus: Machine) -> None:
+        world = gpus.world
+        ends = {"cuStreamCreate": "cuStreamDestroy", "cuEventCreate": "cuEventDestroy",
+                "cuMemHostRegister": "cuMemHostUnregister"}  # fmt: skip
+        mappings = live_mappings()
+        async with cuda.CopyQueue(0, gpus.context(0)) as queue:
+            before = {name: world.calls(name) for pair in ends.items() for name in pair}
+            loader = await cuda.FileLoader.open(queue, gpus.context(0), cuda.LoadPlan(3, 2, PIECE, 2))
+            assert load_threads() == 3
+            assert cuda.pinned_bytes() == 6 * PIECE
+            with pytest.raises(RuntimeError, match="already"):
+                await cuda.FileLoader.open(queue, gpus.context(0), PLAN)
+            await loader.aclose()
+            await loader.aclose()
+            await until(lambda: load_threads() == 0)
+            made = {name: world.calls(name) - count for name, count in before.items()}
+            assert made["cuStreamCreate"] == 2
+            assert made["cuEventCreate"] == 6
+            assert all(made[make] == made[end] for make, end in ends.items())
+        assert (cuda.pinned_bytes(), live_mappings()) == (0, mappings)
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [
+        ("cuCtxPushCurrent", 1),  # to pin, then to open
+        ("cuCtxPushCurrent", 2),
+        ("cuMemHostRegister", 1),
+        ("cuStreamCreate", 2),
+        ("cuEventCreate", 1),
+        ("cuEventCreate", 4),
+    ],
+)
+def test_a_refusal_at_any_step_of_the_set_up_leaves_nothing(call: str, nth: int) -> None:
+    async def main(gpus: Machine) -> None:
+        world, mappings = gpus.world, live_mappings()
+        pairs = (("cuStreamCreate", "cuStreamDestroy"), ("cuEventCreate", "cuEventDestroy"))
+        async with cuda.CopyQueue(0, gpus.context(0)) as queue:
+            before = {name: world.calls(name) for pair in pairs for name in pair}
+            fault = world.fault(call, nth=nth, error="CUDA_ERROR_OUT_OF_MEMORY")
+            with pytest.raises(cuda.CudaError, match=f"{call}: CUDA_ERROR_OUT_OF_MEMORY"):
+                await cuda.FileLoader.open(queue, gpus.context(0), PLAN)
+            fault.cancel()
+            counts = {name: world.calls(name) - count for name, count in before.items()}
+            for make, end in pairs:
+                assert counts[make] - (make == call) == counts[end]
+            assert (cuda.pinned_bytes(), live_mappings(), load_threads()) == (0, mappings, 0)
+            loader = await cuda.FileLoader.open(queue, gpus.context(0), PLAN)
+            await loader.aclose()
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+def test_a_cancelled_opening_leaves_nothing() -> None:
+    async def main(gpus: Machine) -> None:
+        async with cuda.CopyQueue(0, gpus.context(0)) as queue:
+            fault = gpus.world.fault("cuMemHostRegister", hold=True)
+            opening = asyncio.create_task(cuda.FileLoader.open(queue, gpus.context(0), PLAN))
+            await asyncio.to_thread(fault.wait)
+            opening.cancel()
+            await turns(10)
+            assert not opening.done()
+            fault.release()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            assert (cuda.pinned_bytes(), load_threads()) == (0, 0)
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+def test_the_callers_stream_orders_the_pieces(tmp_path: Path) -> None:
+    data = pattern(4 * PIECE)
+    (tmp_path / "f").write_bytes(data)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, len(data))
+        with gpus.current(0):
+            stream = done(gpus.driver.cuStreamCreate(1))
+        async with Loading(gpus, stream=int(stream)) as queue:
+            with held(tmp_path / "f") as file:
+                with gpus.current(0):
+                    done(gpus.driver.cuMemsetD8Async(target, 7, len(data), stream))
+                assert await queue.load(file, 0, len(data), target) == (reference.crc32c(data), False)
+        with gpus.current(0):
+            done(gpus.driver.cuStreamSynchronize(stream))
+            done(gpus.driver.cuStreamDestroy(stream))
+        assert gpus.read(0, target, len(data)) == data
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+
+    async def main(gpus: Machine) -> None:
+        context = gpus.context(0)
+        target = gpus.allocate(0, MIB)
+        async with cuda.CopyQueue(0, context) as queue:
+            for plan in (cuda.LoadPlan(1, 1, 1000, 1), cuda.LoadPlan(1, 1, 5000, 1)):
+                with pytest.raises(ValueError, match="multiple of 4096"):
+                    await cuda.FileLoader.open(queue, context, plan)
+            for plan in (
+                cuda.LoadPlan(1, 9, 4096, 1),
+                cuda.LoadPlan(1, 1, 4096, 0),
+                cuda.LoadPlan(257, 1, 4096, 1),
+            ):
+                with pytest.raises(ValueError, match="out of range"):
+                    await cuda.FileLoader.open(queue, context, plan)
+        async with Loading(gpus) as queue:
+            with held(tmp_path / "f") as file:
+                with pytest.raises(ValueError, match="-1 bytes"):
+                    queue.load(file, 0, -1, target)
+                with pytest.raises(ValueError, match="no file offset"):
+                    queue.load(file, 1 << 63, 1, target)
+                with pytest.raises(ValueError, match="no device memory range"):
+                    queue.load(file, 0, 1, 0)
+
+    with machine() as gpus:
+        run(main(gpus))
