@@ -22,7 +22,17 @@ FLAGS = ("-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-p
 LIBRARY = (
     *("world", "faults", "call", "process", "device", "context", "memory", "host_memory", "copy", "stream"),
     *("work", "event", "module", "library", "ipc", "checkpoint", "custom_storage", "restore_thread"),
-    *("kernels", "kernels_checksum", "kernels_codec", "virtual", "pool", "decompress", "deflate", "lz4", "snappy"),
+    *(
+        "kernels",
+        "kernels_checksum",
+        "kernels_codec",
+        "virtual",
+        "pool",
+        "decompress",
+        "deflate",
+        "lz4",
+        "snappy",
+    ),
     *("proc_address", "errors"),
 )
 NVCOMP = ("nvcomp", "nvcomp_batch", "nvcomp_formats", "nvcomp_ans", "deflate", "lz4", "snappy")

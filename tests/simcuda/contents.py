@@ -8,6 +8,8 @@ import random
 
 _PIECE = 1 << 20
 _MASK = (1 << 64) - 1
+COMPRESSIBLE = 1 << 63
+"""Seeds from here on make buffers of targets/plain.c that compress."""
 
 
 def contents(seed: int, buffer: int, step: int, nbytes: int) -> bytes:
@@ -17,11 +19,15 @@ def contents(seed: int, buffer: int, step: int, nbytes: int) -> bytes:
 
 
 def plain_contents(seed: int, buffer: int, step: int, nbytes: int) -> bytes:
-    """The same for targets/plain.c: word i is (i + 1) * 0x9e3779b97f4a7c15 ^ mix."""
+    """The same for targets/plain.c: word i is (i + 1) * 0x9e3779b97f4a7c15 ^ mix, of a seed from
+    `COMPRESSIBLE` on less every other byte."""
     mix = (seed + 1000003 * buffer + 7919 * step) & _MASK
     count = nbytes // 8
     mixes = int.from_bytes(mix.to_bytes(8, "little") * count, "little")
-    return (_multiples(count) ^ mixes).to_bytes(8 * count, "little")
+    words = _multiples(count) ^ mixes
+    if seed >= COMPRESSIBLE:
+        words &= int.from_bytes(b"\0\xff" * (4 * count), "little")
+    return words.to_bytes(8 * count, "little")
 
 
 @functools.lru_cache(maxsize=8)

@@ -171,8 +171,7 @@ class SimWorld:
                 *(self._world, gpu.index, gpu.name.encode(), gpu.chip.encode(), gpu.uuid_bytes),
                 *(0, 0x10 * (gpu.index + 1), 0, gpu.memory, int(gpu.mig)),
             )
-            self.attribute(gpu.index, _DECOMPRESS_MASK, decompression[0])
-            self.attribute(gpu.index, _DECOMPRESS_LENGTH, decompression[1])
+            self.decompression(gpu.index, *decompression)
             self.attribute(gpu.index, _NUMA_NODE, _each(numa, gpu.index))
             self.link(gpu.index, to_host=rate, to_device=rate)
 
@@ -299,6 +298,11 @@ class SimWorld:
         """What cuDeviceGetAttribute answers."""
         if self._control.control_attribute(self._world, gpu, attribute, value):
             raise ValueError("too many attributes are set")
+
+    def decompression(self, gpu: int, mask: int, longest: int) -> None:
+        """Set a GPU's decompression engine: 1 Deflate, 2 Snappy, 4 LZ4 (0: none), and the longest buffer in bytes."""
+        self.attribute(gpu, _DECOMPRESS_MASK, mask)
+        self.attribute(gpu, _DECOMPRESS_LENGTH, longest)
 
     def used(self, gpu: int) -> int:
         """Bytes of a GPU's memory that living processes hold."""
