@@ -17,6 +17,7 @@ from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source, in_parallel
 from ckptpipe.pipeline.sources.device import DeviceRange
 from ckptpipe.pipeline.sources.image import ImageSource
+from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.workers import Scan
 
 WRITERS_MAX = 64  # chunks under way: more than the driver has at a time
@@ -106,6 +107,9 @@ class DeviceSink(Sink):
             await decode(link.codec, chunk, chunk.lease, address)
         except BadChunk as error:
             raise self._image.refuse_stored(chunk.stream, chunk.number, str(error)) from error
+        except CkptpipeError as error:
+            self._image.name(chunk.stream, chunk.number, error)
+            raise
 
     @property
     def _image(self) -> ImageSource:

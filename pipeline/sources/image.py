@@ -16,6 +16,7 @@ from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.reader import Extent, ImageReader
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
 from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, in_parallel, zero_chunk
+from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.staging import Lease, StagingRing
 from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
 
@@ -98,7 +99,7 @@ class ImageSource(Source):
     async def run(self, outlet: Outlet) -> None:
         context = self._context
         count = LOAD_FEEDERS if self._sink_loads else fillers(context)
-        work: Iterator[Extent | ChunkRecord] = self.reader.extents(self._chosen, context.chunk_bytes)
+        work = self._work()
 
         async def fill() -> None:
             for item in work:
@@ -113,6 +114,9 @@ class ImageSource(Source):
         if self._decoder is not None:
             for backend, chunks in self._decoder.decoded_by().items():
                 self.counts.count_decoded(backend, chunks)
+
+    def _work(self) -> Iterator[Extent | ChunkRecord]:
+        return self.reader.extents(self._chosen, self._context.chunk_bytes)
 
     def _zero(self, row: ChunkRecord) -> Chunk:
         chunk = zero_chunk(self._position[row.stream], row.number, row.raw_bytes)
@@ -203,6 +207,9 @@ class ImageSource(Source):
                 await (decoder.decode if decoder else self._decode_here)(row, part, slot)
             except BadChunk as error:
                 raise self._corrupt(row, str(error)) from error
+            except CkptpipeError as error:
+                self._name(row, error)
+                raise
             clear_padding(slot, row.raw_bytes)
         part.release()
         return Chunk(position, row.number, row.raw_bytes, row.raw_crc32c, slot)
@@ -247,6 +254,13 @@ class ImageSource(Source):
     def refuse_stored(self, stream: int, number: int, what: str) -> ImageCorrupt:
         """The error for stored bytes that the sink which was to decode them found to be bad."""
         return self._corrupt(self.reader.index.row(self._chosen[stream], number), what)
+
+    def name(self, stream: int, number: int, error: CkptpipeError) -> None:
+        """Have an error of the machinery say at which chunk it was met."""
+        self._name(self.reader.index.row(self._chosen[stream], number), error)
+
+    def _name(self, row: ChunkRecord, error: CkptpipeError) -> None:
+        error.message = f"{self.reader.url}: {self._where(row)}: {error.message}"
 
     def _corrupt(self, row: ChunkRecord, what: str) -> ImageCorrupt:
         return ImageCorrupt(

@@ -58,6 +58,5 @@ def test_what_only_a_gpu_reads_is_refused_by_name(recipe: Recipe, tmp_path: Path
         run(ckptpipe.restore(str(IMAGES / recipe.name), to=tmp_path / "out"))
     assert "ckptpipe[gpu]" in refused.value.cure
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ckptpipe.UnsupportedImage, match="ans"):
-        run(ckptpipe.verify(str(IMAGES / recipe.name)))
+    assert run(ckptpipe.verify(str(IMAGES / recipe.name))).chunks_not_decoded > 0
     assert run(ckptpipe.show(str(IMAGES / recipe.name)))["codec"]["name"] == "ans"
