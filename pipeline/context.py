@@ -44,6 +44,7 @@ class GraphContext:
         self._ring: StagingRing | None = None
         self._codecs: CodecPool | None = None
         self._most = 0
+        self._usual = DEFAULT_RING
         self._ring_wanted = True
         self._claimed: set[str] = set()
 
@@ -68,6 +69,10 @@ class GraphContext:
         """Nothing goes through the staging ring: `prepare` makes none. One is made where it is asked for after all."""
         self._ring_wanted = False
 
+    def expect_gpu_codecs(self) -> None:
+        """GPUs encode: they need many chunks at a time, so that the ring may be as large as the settings allow."""
+        self._usual = self.settings.max_ring_bytes
+
     def claim(self, image_url: str) -> bool:
         """False where another sink of this run writes the same image."""
         if image_url in self._claimed:
@@ -78,7 +83,7 @@ class GraphContext:
     @property
     def ring_bytes(self) -> int:
         """The size that the staging ring has, or will have."""
-        return ring_bytes(self.settings, self.chunk_bytes, self._most)
+        return ring_bytes(self.settings, self.chunk_bytes, self._most, self._usual)
 
     @property
     def ring(self) -> StagingRing:
@@ -165,9 +170,9 @@ def check_settings(settings: Settings) -> None:
         )
 
 
-def ring_bytes(settings: Settings, chunk_bytes: int, most: int = 0) -> int:
-    """Size of the staging ring: as asked, else 256 MiB (``most`` where that is less), at least eight chunks."""
-    usual = min(DEFAULT_RING, settings.max_ring_bytes, most or DEFAULT_RING)
+def ring_bytes(settings: Settings, chunk_bytes: int, most: int = 0, usual: int = DEFAULT_RING) -> int:
+    """Size of the staging ring: as asked, else ``usual`` (``most`` where that is less), at least eight chunks."""
+    usual = min(usual, settings.max_ring_bytes, most or usual)
     wanted = settings.ring_bytes or max(usual, RING_MIN_SLOTS * chunk_bytes)
     return wanted // chunk_bytes * chunk_bytes
 

@@ -9,6 +9,7 @@ from typing import Any
 from ckptpipe.pipeline import build, operations
 from ckptpipe.pipeline.context import GraphContext, graph_context
 from ckptpipe.pipeline.cuda.choice import shown
+from ckptpipe.pipeline.cuda.coding import expect_codecs
 from ckptpipe.pipeline.cuda.device_array import DeviceArray, device_array
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu, borrowed
 from ckptpipe.pipeline.cuda.gpu_decoding import plan_decoding
@@ -96,6 +97,7 @@ async def save_device_buffers(
         graph_context(settings or Settings()) as context,
         Links(cuda) as links,
     ):
+        expect_codecs(spec, context)
         source = DeviceSource(DeviceBuffers(cuda, arrays, links))
         result = await operations.save_graph(spec, source, context, "save", progress)
     result.facts.notes.extend(links.problems)

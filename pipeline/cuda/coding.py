@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.build import encoding_of
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from ckptpipe.pipeline.sources.device import DeviceRange
     from ckptpipe.pyx.device_codec import EncodePlan
 
-SAMPLE_PIECE = 64 << 10  # bytes; less where a slot is smaller
-SAMPLE_PIECES = 4  # of a stream, evenly spread
-SAMPLERS = 8  # streams of which samples are copied at a time
+PIECE_BYTES = (
+    256 << 20
+)  # of a stream, that are coded alike: a GPU's memory holds weights and states side by side
+SAMPLE_PART = 64 << 10  # bytes; less where a slot is smaller
+SAMPLE_PARTS = 4  # of a piece, evenly spread
+SAMPLERS = 8  # pieces that are looked at side by side
 LINK_RATE = 55e9  # bytes a second that a GPU's link carries: PCIe 5 x16, pinned
 
 
@@ -93,6 +96,15 @@ async def take_stages(spec: GraphSpec, links: Links, context: GraphContext) -> T
     return taken
 
 
+def expect_codecs(spec: GraphSpec, context: GraphContext) -> None:
+    """Before a source's rings are made: they are larger where GPUs encode."""
+    if any(
+        stage.kind == "compress" and _for_gpus(encoding_of(stage, context.settings).codec)
+        for stage in spec.stages
+    ):
+        context.expect_gpu_codecs()
+
+
 def _for_gpus(choice: CodecChoice) -> bool:
     return choice.auto or choice.name in codec_device.WRITES
 
@@ -113,8 +125,19 @@ def _possible(coding: Coding) -> list[EncodePlan]:
     return [codec_device.encode_plan(Encoding(choice, each)) for choice in choices for each in transforms]
 
 
+@dataclass(slots=True)
+class Plans:
+    """How each piece of ``chunks`` chunks of each stream is coded; None where it is better left as it is."""
+
+    chunks: int
+    pieces: list[list[EncodePlan | None]]
+
+    def of(self, stream: int, chunk: int) -> EncodePlan | None:
+        return self.pieces[stream][chunk // self.chunks]
+
+
 class Coder:
-    """Decides how each stream is coded, from a few pieces of it that are copied out of the GPU's memory.
+    """Decides how each stream is coded, piece by piece, from a little of it that is copied out of the GPU's memory.
 
     ``stages``: that take what is coded so.
     """
@@ -124,62 +147,73 @@ class Coder:
         self._coding = coding
         self._links = links
 
-    async def plans(self, ranges: Sequence[DeviceRange]) -> list[EncodePlan | None]:
-        """One for each of ``ranges``; None where a stream is better left as it is."""
-        plans: list[EncodePlan | None] = [None] * len(ranges)
-        work = iter(enumerate(ranges))
+    async def plans(self, ranges: Sequence[DeviceRange], chunk_bytes: int) -> Plans:
+        """For all of ``ranges``, by their positions. The samples together are a thousandth of what they are of."""
+        plans = Plans(max(1, PIECE_BYTES // chunk_bytes), [])
+        step = plans.chunks * chunk_bytes
+        work: list[tuple[int, int, DeviceRange, int]] = []
+        for position, each in enumerate(ranges):
+            starts = range(0, each.nbytes, step)
+            plans.pieces.append([None] * len(starts))
+            work += [(position, number, each, start) for number, start in enumerate(starts)]
+        left = iter(work)
 
         async def decide_some() -> None:
-            for position, each in work:
-                if each.nbytes:
-                    plans[position] = await self._plan(position, each)
+            for position, number, each, start in left:
+                nbytes = min(step, each.nbytes - start)
+                encoding = await self._encoding(position, number * plans.chunks, each, start, nbytes)
+                if encoding.codec.compresses:
+                    plans.pieces[position][number] = codec_device.encode_plan(encoding)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(SAMPLERS, len(ranges))):
+            for _ in range(min(SAMPLERS, len(work))):
                 group.create_task(decide_some())
+        for stage in self.stages:
+            stage.piece_chunks = plans.chunks
         return plans
 
-    async def _plan(self, position: int, each: DeviceRange) -> EncodePlan | None:
+    async def _encoding(
+        self, position: int, chunk: int, each: DeviceRange, start: int, nbytes: int
+    ) -> Encoding:
         encoding = self._coding.encoding
         if not encoding.codec.auto and encoding.transform != TRANSFORM_AUTO:
-            return codec_device.encode_plan(encoding)
-        facts = sample_facts(await self._sample(self._links[each.ordinal], each))
+            return encoding
+        sample = await self._sample(self._links[each.ordinal], each.address + start, nbytes)
+        facts = await asyncio.to_thread(sample_facts, sample)
         if encoding.codec.auto:
-            chosen = self._decide(position, facts)
-            return codec_device.encode_plan(chosen) if chosen.codec.compresses else None
-        transform = pick_transform(facts, encoding.codec)
-        return codec_device.encode_plan(Encoding(encoding.codec, transform, encoding.block_bytes))
+            return self._decide(position, chunk, facts)
+        return replace(encoding, transform=pick_transform(facts, encoding.codec))
 
-    def _decide(self, position: int, facts: SampleFacts) -> Encoding:
+    def _decide(self, position: int, chunk: int, facts: SampleFacts) -> Encoding:
         """By what the sinks behind the stage take; of a sink of which nothing is known, that it is slower."""
-        only = self._coding.allow_gpu_only
+        coding = self._coding
         (stage,) = self.stages
         decision = decide(
             facts,
             [
                 rate
-                for rate in gpu_rates(facts, allow_gpu_only=only)
-                if self._coding.encoding.transform in (TRANSFORM_AUTO, rate.encoding.transform)
+                for rate in gpu_rates(facts, allow_gpu_only=coding.allow_gpu_only)
+                if coding.encoding.transform in (TRANSFORM_AUTO, rate.encoding.transform)
             ],
             stage.sink_rate(),
-            allow_gpu_only=only,
+            allow_gpu_only=coding.allow_gpu_only,
             home="gpu",
             link_rate=LINK_RATE,
         )
-        stage.decided(position, decision)
+        stage.decided(position, chunk, decision)
         return decision.encoding
 
-    async def _sample(self, link: Link, each: DeviceRange) -> bytearray:
-        """Pieces of a stream, one behind the other, each from a multiple of 4 KiB."""
+    async def _sample(self, link: Link, address: int, nbytes: int) -> bytearray:
+        """Parts of a range, one behind the other, each from a multiple of 4 KiB."""
         with await link.ring.acquire() as slot:
-            piece = min(SAMPLE_PIECE, slot.nbytes // SAMPLE_PIECES, each.nbytes)
-            last = each.nbytes - piece
-            starts = sorted({last * k // (SAMPLE_PIECES - 1) & ~4095 for k in range(SAMPLE_PIECES)})
-            sample = bytearray(len(starts) * piece)
+            part = min(SAMPLE_PART, slot.nbytes // SAMPLE_PARTS, nbytes)
+            last = nbytes - part
+            starts = sorted({last * k // (SAMPLE_PARTS - 1) & ~4095 for k in range(SAMPLE_PARTS)})
+            sample = bytearray(len(starts) * part)
             for number, start in enumerate(starts):
-                with slot.slice(number * piece, piece) as part:
-                    scan = await link.queue.fetch(part, piece, each.address + start)
+                with slot.slice(number * part, part) as lease:
+                    scan = await link.queue.fetch(lease, part, address + start)
                     if not scan.zero:  # zeros are not copied
-                        with memoryview(part) as view:
-                            sample[number * piece : (number + 1) * piece] = view
+                        with memoryview(lease) as view:
+                            sample[number * part : (number + 1) * part] = view
         return sample

@@ -11,6 +11,7 @@ from ckptpipe.pipeline import build, operations
 from ckptpipe.pipeline.context import GraphContext, graph_context
 from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import require_checkpoints
+from ckptpipe.pipeline.cuda.coding import expect_codecs
 from ckptpipe.pipeline.cuda.custom_storage import CustomStorage
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
 from ckptpipe.pipeline.cuda.errors import CaptureFailed, CheckpointMismatch
@@ -210,6 +211,7 @@ class _Steps:
                 cure="name a sink that stores it",
             )
         spec = GraphSpec(SourceSpec("process", {"pids": [session.pid]}), sinks, stages, name, overwrite)
+        expect_codecs(spec, self._context)
         source = DeviceSource(CustomStorage(self._cuda, [session], self._links, 1.0))
         started = time.perf_counter()
         result = await while_alive(

@@ -10,6 +10,7 @@ from ckptpipe.pipeline import build, operations
 from ckptpipe.pipeline.context import GraphContext, graph_context
 from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import CapturePlan, PlanCallback, choose, prepare_targets
+from ckptpipe.pipeline.cuda.coding import expect_codecs
 from ckptpipe.pipeline.cuda.custom_storage import CustomStorage
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
 from ckptpipe.pipeline.cuda.links import Links
@@ -80,6 +81,8 @@ async def save_processes(
                 on_plan(plan)
             for session in sessions:
                 session.new_record(plan.capture, leave)
+            if plan.capture == CUSTOM:
+                expect_codecs(spec, context)
             source = _source(cuda, sessions, links, plan, lock_timeout)
             try:
                 result = await while_alive(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,10 @@ from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, first_e
 from ckptpipe.pyx.staging import Lease, StagingRing
 
 if TYPE_CHECKING:
-    from ckptpipe.pipeline.cuda.coding import Coder
+    from ckptpipe.pipeline.cuda.coding import Coder, Plans
     from ckptpipe.pipeline.spec import GraphSpec
     from ckptpipe.pipeline.stages.encoded import EncodedStage
-    from ckptpipe.pyx.device_codec import Encoded, EncodePlan
+    from ckptpipe.pyx.device_codec import Encoded
 
 COPIES = 16  # chunks that one GPU has under way at most: enough for the link, little enough for the ring
 CODED = 64  # the same where they are encoded there: a codec takes as many at once as its scratch holds
@@ -123,13 +123,13 @@ class DeviceSource(Source):
         for ordinal in groups:
             address = links[ordinal].rings[number].address
             shares[address] = shares.get(address, 0) + 1
-        plans = await coder.plans(self._ranges) if coder is not None else [None] * len(self._ranges)
+        plans = await coder.plans(self._ranges, self._context.chunk_bytes) if coder is not None else None
         async with asyncio.TaskGroup() as group:
             for ordinal, positions in groups.items():
                 link, work = links[ordinal], self._work(positions)
                 ring = link.rings[number]
-                count = ring.slots // 2 // shares[ring.address]
-                for _ in range(max(2, min(count, COPIES if coder is None else CODED))):
+                count = min(ring.slots // 2, COPIES) if coder is None else min(ring.slots, CODED)
+                for _ in range(max(2, count // shares[ring.address])):
                     group.create_task(self._copy(link, ring, work, plans, outlet))
         outlet.end()
 
@@ -138,13 +138,13 @@ class DeviceSource(Source):
         link: Link,
         ring: StagingRing,
         work: Iterator[tuple[int, int, int, int]],
-        plans: Sequence[EncodePlan | None],
+        plans: Plans | None,
         outlet: Outlet,
     ) -> None:
         for position, number, address, nbytes in work:
             if outlet.dropped:
                 return
-            plan = plans[position]
+            plan = plans.of(position, number) if plans is not None else None
             with released_on_error(await ring.acquire()) as slot:
                 if plan is None:
                     scan = await link.queue.fetch(slot, nbytes, address)

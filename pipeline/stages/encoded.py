@@ -34,10 +34,14 @@ class EncodedStage(Stage):
         self.compressed = 0
         self.raw = 0
         self._backend = backend
+        self._shown: dict[int, bool] = {}  # whether the decision that a stream shows compresses it
         self._sinks: list[Sink] = []
         self._limit = math.inf
         self._made = ChoicesMade()
-        self._encodings: dict[int, Encoding] = {}  # of an auto, by stream
+        self.piece_chunks = 1  # of a stream, that were decided together
+        self._encodings: dict[
+            tuple[int, int], Encoding
+        ] = {}  # of an auto, by stream and first chunk of a piece
 
     @property
     def backend(self) -> str:
@@ -57,9 +61,12 @@ class EncodedStage(Stage):
             rates.append(min(hint, MEMORY_RATE) if kept else hint)
         return min(rates)
 
-    def decided(self, stream: int, decision: Decision) -> None:
-        self._encodings[stream] = decision.encoding
-        self._made.decided(stream, decision)
+    def decided(self, stream: int, chunk: int, decision: Decision) -> None:
+        """Of the piece of a stream that begins with ``chunk``. A stream shows the first that compresses."""
+        self._encodings[stream, chunk] = decision.encoding
+        if chunk == 0 or (decision.compresses and not self._shown.get(stream)):
+            self._shown[stream] = decision.compresses
+            self._made.decided(stream, decision)
 
     def decisions(self, names: Sequence[str]) -> list[dict[str, object]]:
         return self._made.as_json(names)
@@ -70,8 +77,9 @@ class EncodedStage(Stage):
                 self.compressed += 1
             elif not chunk.zero:
                 self.raw += 1
-            if chunk.stream in self._encodings and not chunk.zero:
-                self._made.count(chunk, self._encodings[chunk.stream] if chunk.planes else None)
+            if self._encodings and not chunk.zero:
+                first = chunk.number - chunk.number % self.piece_chunks
+                self._made.count(chunk, self._encodings[chunk.stream, first] if chunk.planes else None)
             await outlet.emit(chunk)
             if outlet.dropped:
                 edge.drop()

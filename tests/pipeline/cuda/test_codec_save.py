@@ -12,6 +12,7 @@ import pytest
 import ckptpipe
 from ckptpipe.pipeline import operations
 from ckptpipe.pipeline.context import graph_context
+from ckptpipe.pipeline.cuda import coding
 from ckptpipe.pipeline.cuda.buffers import DeviceBuffers
 from ckptpipe.pipeline.cuda.device_array import device_array
 from ckptpipe.pipeline.cuda.driver import CudaDriver
@@ -19,6 +20,7 @@ from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.sources.device import DeviceSource
 from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec, StageSpec
 from ckptpipe.pyx.cuda import CudaError
+from tests.pipeline.cuda import damage
 from tests.pipeline.cuda.codec_runs import (
     CONTENTS,
     GPU,
@@ -127,6 +129,25 @@ def test_auto_decides_by_stream_and_says_so(buffers: Buffers, workdir: Path) -> 
     assert run(ckptpipe.show(str(workdir / "a")))["codec"]["decisions"] == sink.decisions
     to_files(workdir / "a", workdir / "files", decompress_backend="cpu")
     check_files(workdir / "files", CONTENTS)
+
+
+def test_a_stream_of_many_kinds_is_decided_piece_by_piece(
+    allocate: Allocate, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coding, "PIECE_BYTES", 256 << 10)
+    part = 256 << 10
+    mixed = CONTENTS["bf16"][:part] + os.urandom(part) + (CONTENTS["f32"] * 2)[:part] + bytes(part) + b"end"
+    buffers = Buffers(allocate, {"mixed": mixed})
+    (sink,) = save(buffers, workdir, "auto").sinks
+    (decision,) = sink.decisions
+    assert decision["chunks"] == {"deflate:0 planes2": 2, "deflate:0 planes4": 2, "raw": 3}
+    assert decision["streams"] == "device/mixed" and "random" not in str(decision["reason"])
+    buffers.clear()
+    restore(workdir / "a", buffers)
+    buffers.check()
+    save(buffers, workdir, "deflate:0", name="fixed")
+    transforms = [row.transform for row in damage.rows(workdir / "fixed")]
+    assert transforms == [1, 1, 0, 0, 2, 2, 0, 0, 0], "a fixed codec has its transform piece by piece as well"
 
 
 def test_auto_into_memory_stores_raw_where_the_link_is_faster(buffers: Buffers) -> None:
