@@ -11,7 +11,8 @@ from ckptpipe.pipeline.context import RING_MIN_SLOTS, GraphContext
 from ckptpipe.pipeline.cuda import codec_device, topology
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
 from ckptpipe.pipeline.cuda.loading import load_plan
-from ckptpipe.pyx.cuda import CopyQueue, CudaError, FileLoader, Pinned, pin
+from ckptpipe.pipeline.sources.abc import first_error
+from ckptpipe.pyx.cuda import CopyQueue, CudaError, FileLoader, Pinned, pin, prepare
 from ckptpipe.pyx.memory import numa_nodes
 from ckptpipe.pyx.staging import StagingRing
 from ckptpipe.storage_backends.shielded import in_thread, shielded
@@ -70,11 +71,27 @@ class Links:
         """Add those of ``gpus`` that are not there yet. The links end before the context does."""
         gpus = [gpu for gpu in gpus if gpu.ordinal not in self._links]
         rings: dict[int, StagingRing] = {}
-        if self._with_rings:
-            rings = await asyncio.to_thread(_rings, context, gpus)  # prefaulting takes its time
-        for gpu in gpus:
-            handle = await self._driver.retain(gpu.ordinal)
+        handles: dict[int, int] = {}
+
+        async def make_rings() -> None:
+            rings.update(await in_thread(_rings, context, gpus))
+
+        async def retain(gpu: Gpu) -> None:
+            handles[gpu.ordinal] = await self._driver.retain(gpu.ordinal)
             self._retained.append(gpu.ordinal)
+
+        # Each takes its time: prefaulting, making contexts, compiling the kernel the first time.
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._with_rings:
+                    group.create_task(make_rings())
+                for gpu in gpus:
+                    group.create_task(retain(gpu))
+                    group.create_task(in_thread(prepare, gpu.ordinal))
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        for gpu in gpus:
+            handle = handles[gpu.ordinal]
             own = [rings[gpu.ordinal]] if self._with_rings else []
             for ring in own:
                 await self._pin_once(ring, handle)
