@@ -240,7 +240,10 @@ def _ran(engine: str, direct: str, codec_backend: str, facts: RunFacts) -> str:
 
 def _memory(facts: RunFacts) -> str:
     pages = f" in {format_bytes(facts.ring_page_bytes)} pages" if facts.ring_page_bytes else ""
-    return f"ring {format_bytes(facts.ring_bytes)}{pages}, peak growth {format_bytes(facts.peak_rss_growth)}"
+    codecs = (
+        f", codecs {format_bytes(facts.gpu_scratch_bytes)} of each GPU" if facts.gpu_scratch_bytes else ""
+    )
+    return f"ring {format_bytes(facts.ring_bytes)}{pages}, peak growth {format_bytes(facts.peak_rss_growth)}{codecs}"
 
 
 def _amount(result: SaveResult | ReadResult) -> str:
