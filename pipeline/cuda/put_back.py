@@ -95,6 +95,7 @@ async def _copy(
             streams=[each.stream for each in ranges],
             sink_verifies=DeviceSink.verifies(ranges, links),
             sink_decodes=decoding.takes,
+            sink_loads=all(link.loader is not None for link in links),
         )
         await source.open(context)
         graph = Graph(source, context, phase="restore")

@@ -17,6 +17,7 @@ from ckptpipe.pipeline.cuda.errors import TargetError
 from ckptpipe.pipeline.cuda.gpu_decoding import plan_decoding
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.live_image import verify_live_image
+from ckptpipe.pipeline.cuda.loading import loadable
 from ckptpipe.pipeline.cuda.outcome import settle_failure
 from ckptpipe.pipeline.cuda.process_facts import SavedProcess, check_same, saved_processes
 from ckptpipe.pipeline.cuda.put_back import put_back
@@ -142,6 +143,8 @@ async def _from_custom_storage(
         await session.retain(tuple(gpus))
     async with Links(cuda) as links:
         await links.open(context, gpus)
+        if (await loadable(reader)).some:
+            await links.open_loaders(context)
         decoding = await plan_decoding(
             links, context, reader
         )  # before free memory is looked at: it takes some
