@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from itertools import product
@@ -138,7 +138,9 @@ def plans(wide: bool) -> list[cuda.LoadPlan]:
     return [cuda.LoadPlan(*each) for each in grid]  # type: ignore[arg-type]
 
 
-async def grid(descriptors: list[int], within: int, wide: bool, repeat: int) -> list[Row]:
+async def grid(
+    descriptors: list[int], within: int, chosen: Sequence[cuda.LoadPlan], repeat: int
+) -> list[Row]:
     rows: list[Row] = []
     total = within * len(descriptors)
     for threads, piece in product((8, 16), (256 << 10, MIB)):
@@ -146,7 +148,7 @@ async def grid(descriptors: list[int], within: int, wide: bool, repeat: int) -> 
         rows.append(("pread alone", threads, piece / MIB, 1, 0, "", got))
     target = Target(total)
     try:
-        for plan in plans(wide):
+        for plan in chosen:
             async with loading(target, plan) as queue:
                 for what, files, each in (
                     ("load", descriptors, within),
@@ -162,7 +164,9 @@ async def grid(descriptors: list[int], within: int, wide: bool, repeat: int) -> 
     return sorted(rows, key=lambda row: (row[0], -(row[6] or 0.0)))
 
 
-def measure_grid(gib: float, parent: str, wide: bool = False, repeat: int = 2) -> Answer:
+def measure_grid(
+    gib: float, parent: str, chosen: Sequence[cuda.LoadPlan] | None = None, repeat: int = 2
+) -> Answer:
     table = Table(
         ("what", "threads", "piece MiB", "buffers", "streams", "wait", "GB/s"),
         ("", "", ".2f", "", "", "", ".1f"),
@@ -178,7 +182,7 @@ def measure_grid(gib: float, parent: str, wide: bool = False, repeat: int = 2) -
                 for _ in range(each // CHUNK):
                     file.write(block)
             descriptors.append(os.open(path, os.O_RDONLY))
-        for row in asyncio.run(grid(descriptors, each, wide, repeat)):
+        for row in asyncio.run(grid(descriptors, each, plans(False) if chosen is None else chosen, repeat)):
             table.add(*row)
     finally:
         for descriptor in descriptors:
@@ -298,7 +302,7 @@ def main() -> None:
     if not arguments.what or "start" in arguments.what:
         measure_start().publish()
     if not arguments.what or "grid" in arguments.what:
-        answer = measure_grid(arguments.gib, arguments.disk, arguments.wide)
+        answer = measure_grid(arguments.gib, arguments.disk, plans(arguments.wide))
         OUT.mkdir(exist_ok=True)
         (OUT / "gpu_load_all.json").write_text(json.dumps(answer.as_json()) + "\n", encoding="utf-8")
         best_of(answer).publish()

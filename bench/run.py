@@ -22,7 +22,7 @@ BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
     "memory_flat": memory_flat.measure,
     "launch_overhead": launch_overhead.measure,
 }
-ON_A_GPU = ("gpu", "gpu_launch", "gpu_compress")
+ON_A_GPU = ("gpu", "gpu_load", "gpu_launch", "gpu_compress")
 """Run by hand on a machine with a GPU; their answers are gathered with the others."""
 HEAD = """# Results
 
