@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.build import encoding_of
-from ckptpipe.pipeline.codecs import CodecChoice, Encoding
+from ckptpipe.pipeline.codecs import DECODABLE, CodecChoice, Encoding
 from ckptpipe.pipeline.codecs.decision import decide
 from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO
 from ckptpipe.pipeline.codecs.rates import gpu_rates
@@ -16,7 +16,8 @@ from ckptpipe.pipeline.codecs.sampling import SampleFacts, pick_transform, sampl
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda import codec_device
 from ckptpipe.pipeline.cuda.links import Link, Links
-from ckptpipe.pipeline.decoding import NVCOMP
+from ckptpipe.pipeline.decoding import CPU, NVCOMP
+from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.spec import SOURCE, GraphSpec, StageSpec
 from ckptpipe.pipeline.stages.encoded import EncodedStage
@@ -53,11 +54,14 @@ class TakenStages:
     notes: list[str] = field(default_factory=list)
 
 
-async def take_stages(spec: GraphSpec, links: Links, context: GraphContext) -> TakenStages:
+async def take_stages(
+    spec: GraphSpec, links: Links, context: GraphContext, *, comes_back: bool = False
+) -> TakenStages:
     """Open codecs on the GPUs of ``links`` for the stages that can be done there, if there are any.
 
     A stage whose codec the CPU has too stays with the CPU where the GPUs lack what they need, and a note says so.
     CkptpipeError where no CPU has it, or the GPU's memory does not hold the scratch. Nothing is touched yet.
+    ``comes_back``: what is stored is decoded again at the end, so that the decoder must have the codec too.
     """
     taken = TakenStages()
     wanted = {
@@ -77,12 +81,19 @@ async def take_stages(spec: GraphSpec, links: Links, context: GraphContext) -> T
                 raise reason
             taken.notes.append(f"{choice} is the CPU's work: {reason}")
         return taken
-    await links.open_codecs(context)
+    asked = context.settings.decompress_backend
+    await links.open_codecs(context, "auto" if asked == CPU else asked)
     for name in here:
         for plan in _possible(wanted[name]):
             for link in links:
                 assert link.codec is not None, "codecs are open"
                 await link.codec.prepare(plan)
+                reads = DECODABLE if asked == CPU else link.codec.decodes
+                if comes_back and plan.codec_id not in reads:
+                    raise UsageError(
+                        f"{wanted[name].encoding.codec} cannot be put back by {asked}, which was asked for",
+                        cure="leave out decompress_backend, or take another codec",
+                    )
     backend = codec_device.shown([NVCOMP], links.simulated)
     for name in here:
         coding = wanted[name]

@@ -23,6 +23,8 @@ class CustomStorage(DeviceMemory):
     memory lies. Operations stay open at the end: completing them is the capture's business.
     """
 
+    comes_back = True
+
     def __init__(
         self, driver: CudaDriver, sessions: Sequence[ProcessSession], links: Links, lock_timeout: float
     ) -> None:

@@ -45,6 +45,7 @@ class DeviceMemory(ABC):
     links: Links
     need_bytes: int = 0  # what an uncompressed copy takes up at most; 0 where that is not known
     counted: str = ""  # how that came about, where it may be more than what is saved
+    comes_back: bool = False  # it is freed by the save, and may be put back from what was stored
 
     @abstractmethod
     async def open(self, context: GraphContext) -> list[DeviceRange] | None:
@@ -90,7 +91,8 @@ class DeviceSource(Source):
     async def take_stages(self, spec: GraphSpec) -> Mapping[str, tuple[EncodedStage, object]]:
         from ckptpipe.pipeline.cuda.coding import take_stages
 
-        taken = await take_stages(spec, self.memory.links, self._context)
+        memory = self.memory
+        taken = await take_stages(spec, memory.links, self._context, comes_back=memory.comes_back)
         self._coders = taken.coders
         self._notes += taken.notes
         return taken.stages

@@ -120,6 +120,10 @@ def test_what_cannot_be_encoded_is_refused_before_the_target_is_touched(
     assert "--gpu-scratch" in failed.value.cure
     with pytest.raises(ckptpipe.UsageError, match=r"ans:u8 is written on a GPU only"):
         save(target, workdir / "b", "ans:u8", capture="driver-image")
+    for backend, words in (("cpu", "put back by cpu"), ("decompression-engine", "decompression engine")):
+        settings = replace(SETTINGS, decompress_backend=backend)  # type: ignore[arg-type]
+        with pytest.raises(ckptpipe.CkptpipeError, match=words):
+            save(target, workdir / "b", "ans:u8", settings=settings)
     monkeypatch.setenv("CKPTPIPE_NVCOMP", NOWHERE)
     with pytest.raises(ckptpipe.CkptpipeError, match=NOWHERE):
         save(target, workdir / "b", "ans:u8")
