@@ -1,4 +1,4 @@
-# kernels: cuda_queue cuda_queue_setup cuda_load workers copy crc32c crc32c_native process_read
+# kernels: cuda_queue cuda_queue_setup cuda_load workers copy crc32c crc32c_native process_read file_read
 """Copies between a GPU and leased host memory: events, not stream-wide synchronisation, and no busy waiting.
 
 Everything between the call and the future runs in two threads of the queue, without the GIL

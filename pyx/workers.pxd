@@ -7,12 +7,15 @@ cdef extern from "workers.h" nogil:
     int CK_JOB_CRC
     int CK_JOB_PASS
     int CK_JOB_READ
+    int CK_JOB_FILE
 
     ctypedef struct ck_job:
         ck_job* next
         void* token
         int kind
         int pid
+        int fd
+        int huge
         uint32_t crc
         int zero
         int error
@@ -22,6 +25,7 @@ cdef extern from "workers.h" nogil:
         pass
 
     int ck_pool_open(ck_pool** pool, int threads, const int* cpus, int ncpus)
+    int ck_pool_open_idle(ck_pool** pool, int threads, const int* cpus, int ncpus)
     int ck_pool_eventfd(const ck_pool* pool)
     void ck_pool_submit(ck_pool* pool, ck_job* job, unsigned char* destination, const unsigned char* source,
                         size_t nbytes)
@@ -37,6 +41,7 @@ cdef class Job:
     cdef ck_job raw
     cdef Lease destination
     cdef Lease source
+    cdef object file
     cdef object future
 
     cdef object result(self)
@@ -56,6 +61,7 @@ cdef class WorkerPool:
     cdef double spent
     cdef long owner_pid
 
-    cdef object submit(self, int kind, Lease destination, Lease source, Py_ssize_t nbytes)
+    cdef object submit(self, int kind, Lease destination, Lease source, Py_ssize_t nbytes, bint huge=*)
+    cdef object post(self, Job job, Lease destination, uint64_t source, Py_ssize_t nbytes)
     cdef int reap(self) except -1
     cdef void stop(self) noexcept

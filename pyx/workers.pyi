@@ -2,13 +2,22 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 from ckptpipe.pyx.staging import Lease
 
 class Scan(NamedTuple):
     crc32c: int
     zero: bool
+
+class HeldFile(Protocol):
+    """What `read_file` wants of storage_backends.abc.LocalFile."""
+
+    @property
+    def path(self) -> str: ...
+    def fileno(self) -> int: ...
+    def share(self) -> Self: ...
+    def release(self) -> None: ...
 
 class WorkerPool:
     """Threads that copy, test for zeros and checksum without the GIL; one eventfd reports to the loop.
@@ -18,8 +27,8 @@ class WorkerPool:
     """
 
     def __init__(
-        self, threads: int = 0, *, cpus: Sequence[int] | None = None
-    ) -> None: ...  # 0: one a usable CPU
+        self, threads: int = 0, *, cpus: Sequence[int] | None = None, idle: bool = False
+    ) -> None: ...  # 0: one a usable CPU; idle: SCHED_IDLE
     @property
     def threads(self) -> int: ...
     @property
@@ -31,8 +40,11 @@ class WorkerPool:
     def scan(self, lease: Lease, nbytes: int) -> asyncio.Future[Scan]: ...  # CRC32C + zero test in one pass
     def crc32c(self, lease: Lease, nbytes: int) -> asyncio.Future[int]: ...
     def copy(
-        self, destination: Lease, source: Lease, nbytes: int
-    ) -> asyncio.Future[Scan]: ...  # copy + CRC32C + zero test, one pass
+        self, destination: Lease, source: Lease, nbytes: int, *, huge: bool = False
+    ) -> asyncio.Future[Scan]: ...  # copy + CRC32C + zero test, one pass; huge: into holes of shared memory
+    def read_file(
+        self, file: HeldFile, offset: int, lease: Lease, nbytes: int, *, huge: bool = False
+    ) -> asyncio.Future[int]: ...  # read + CRC32C, one pass; OSError names file and offset
     def read_process(
         self, pid: int, address: int, lease: Lease, nbytes: int
     ) -> asyncio.Future[Scan]: ...  # process_vm_readv + CRC32C + zero test; OSError names pid and address

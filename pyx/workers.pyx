@@ -1,5 +1,5 @@
-# kernels: workers copy crc32c crc32c_native process_read
-"""Worker pool: copies, zero tests, checksums and reads of other processes, off the loop, without the GIL.
+# kernels: workers copy crc32c crc32c_native process_read file_read
+"""Worker pool: copies, zero tests, checksums, reads of processes and files, off the loop, without the GIL.
 
 Threads sleep on a condition. What they finish is put on a list; an eventfd tells the loop when that list
 stops being empty, so that a burst of completions costs one wake-up.
@@ -51,7 +51,7 @@ cdef class Job:
     """A job in flight: holds its leases, and the pool's C side holds it, until it is reaped."""
 
     cdef object result(self):
-        if self.raw.kind == CK_JOB_CRC:
+        if self.raw.kind == CK_JOB_CRC or self.raw.kind == CK_JOB_FILE:
             return self.raw.crc
         return Scan(self.raw.crc, self.raw.zero != 0)
 
@@ -59,6 +59,8 @@ cdef class Job:
         """The error of a read that failed, or None."""
         if self.raw.error == 0:
             return None
+        if self.raw.kind == CK_JOB_FILE:
+            return io_error(self.raw.error, "read", f"{self.file.path} at byte {self.raw.fault}")
         return io_error(self.raw.error, "process_vm_readv", f"process {self.raw.pid} at {self.raw.fault:#x}",
                         cure=_READ_CURES.get(self.raw.error, ""))
 
@@ -67,6 +69,8 @@ cdef class Job:
             self.destination.unhold()
         if self.source is not None:
             self.source.unhold()
+        if self.file is not None:
+            self.file.release()
 
 
 cdef class WorkerPool:
@@ -76,7 +80,8 @@ cdef class WorkerPool:
     also when the future is cancelled. Ranges of at most 128 KiB are done at once, on the loop's thread. A
     large range is cut over the threads that are idle.
 
-    ``threads``: 0 for one a usable CPU. ``cpus``: pin the threads to these in turn.
+    ``threads``: 0 for one a usable CPU. ``cpus``: pin the threads to these in turn. ``idle``: they only run
+    where a CPU has nothing else to do, and take none from anybody (SCHED_IDLE, sched(7)).
     """
 
     def __cinit__(self):
@@ -84,7 +89,7 @@ cdef class WorkerPool:
         self.eventfd = -1
         self.owner_pid = getpid()
 
-    def __init__(self, int threads=0, *, cpus=None):
+    def __init__(self, int threads=0, *, cpus=None, bint idle=False):
         global live
         if self.pool != NULL or self.closing:
             raise RuntimeError("WorkerPool is initialised already")
@@ -106,7 +111,7 @@ cdef class WorkerPool:
         try:
             for i in range(count):
                 numbers[i] = pinned[i]
-            error = ck_pool_open(&self.pool, threads, numbers, count)
+            error = (ck_pool_open_idle if idle else ck_pool_open)(&self.pool, threads, numbers, count)
         finally:
             free(numbers)
         if error:
@@ -153,9 +158,12 @@ cdef class WorkerPool:
         """CRC32C of the first ``nbytes``; a future of int."""
         return self.submit(CK_JOB_CRC, None, lease, nbytes)
 
-    def copy(self, Lease destination not None, Lease source not None, Py_ssize_t nbytes):
-        """Copy, CRC32C and zero test of the first ``nbytes``, in one pass; a future of Scan."""
-        return self.submit(CK_JOB_PASS, destination, source, nbytes)
+    def copy(self, Lease destination not None, Lease source not None, Py_ssize_t nbytes, *, bint huge=False):
+        """Copy, CRC32C and zero test of the first ``nbytes``, in one pass; a future of Scan.
+
+        ``huge``: the destination is shared memory with holes, which get huge pages first.
+        """
+        return self.submit(CK_JOB_PASS, destination, source, nbytes, huge)
 
     def read_process(self, int pid, uint64_t address, Lease lease not None, Py_ssize_t nbytes):
         """Read ``nbytes`` at ``address`` of process ``pid`` into the lease, with CRC32C and zero test in the
@@ -176,19 +184,48 @@ cdef class WorkerPool:
         job.source = None
         job.raw.kind = CK_JOB_READ
         job.raw.pid = pid
+        return self.post(job, lease, address, nbytes)
+
+    def read_file(self, file not None, uint64_t offset, Lease lease not None, Py_ssize_t nbytes, *,
+                  bint huge=False):
+        """Read ``nbytes`` at ``offset`` of ``file`` through the page cache into the lease, with CRC32C in the
+        same pass; a future of int.
+
+        ``file``: has `fileno`, `path`, `share` and `release` (storage_backends.abc.LocalFile); the job has
+        a hold of its own. ``huge``: as for `copy`. OSError (`io_error`) naming file and offset; ENODATA where
+        the file ends before.
+        """
+        if self.pool == NULL or self.closing:
+            raise RuntimeError("the worker pool is closed")
+        if offset > <uint64_t>(1 << 62):
+            raise ValueError(f"no file has a byte {offset}")
+        lease.hold_destination(nbytes)
+        cdef Job job = Job.__new__(Job)
+        job.destination = lease
+        job.raw.kind = CK_JOB_FILE
+        job.raw.huge = huge
+        try:
+            job.file = file.share()
+            job.raw.fd = job.file.fileno()
+        except BaseException:
+            job.let_go()
+            raise
+        return self.post(job, lease, offset, nbytes)
+
+    cdef object post(self, Job job, Lease destination, uint64_t source, Py_ssize_t nbytes):
+        """Queue a job that has its holds. Never on the loop's thread: what it reads may come from a disk."""
         try:
             job.future = self.loop.create_future()
         except BaseException:
             job.let_go()
             raise
-        # Never on the loop's thread: pages of the other process may have to come from a disk.
         job.raw.token = <void*>job
         Py_INCREF(job)
         self.running += 1
-        ck_pool_submit(self.pool, &job.raw, lease.ptr, <const unsigned char*><size_t>address, nbytes)
+        ck_pool_submit(self.pool, &job.raw, destination.ptr, <const unsigned char*><size_t>source, nbytes)
         return job.future
 
-    cdef object submit(self, int kind, Lease destination, Lease source, Py_ssize_t nbytes):
+    cdef object submit(self, int kind, Lease destination, Lease source, Py_ssize_t nbytes, bint huge=False):
         if self.pool == NULL or self.closing:
             raise RuntimeError("the worker pool is closed")
         cdef Job job = Job.__new__(Job)
@@ -207,6 +244,7 @@ cdef class WorkerPool:
         job.source = source
         job.destination = destination
         job.raw.kind = kind
+        job.raw.huge = huge
         try:
             job.future = self.loop.create_future()
         except BaseException:

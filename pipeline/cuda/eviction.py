@@ -15,7 +15,8 @@ from ckptpipe.pipeline.graph import Graph
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.sinks.pool import PoolRange, PoolSink
-from ckptpipe.pipeline.sources.image import Counts, ImageSource
+from ckptpipe.pipeline.sources.image import Counts
+from ckptpipe.pipeline.sources.pool_image import PoolImageSource
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ async def refill(
     context: GraphContext,
     progress: ProgressCallback | None = None,
 ) -> Counts:
-    """Bring what was evicted of ``sessions`` back into their pools, every chunk verified before it lies there.
+    """Bring what was evicted of ``sessions`` back into their pools and verify all of it, behind closed gates.
 
     When this returns, the driver may be asked to restore. When it raises, it may not: the processes stay
     CHECKPOINTED and evicted, and what had arrived is given back.
@@ -81,16 +82,31 @@ async def refill(
 async def prepared(
     sessions: Sequence[ProcessSession], reader: ImageReader, context: GraphContext
 ) -> dict[str, PoolRange]:
-    """Where each stream goes; the pools are mapped, and fit the image. Nothing is touched."""
+    """Where each stream goes, in the order in which the driver is going to read them; the pools are mapped, and fit
+    the image. Nothing is touched."""
     ranges: dict[str, PoolRange] = {}
-    for session in sessions:
+    for session in reversed(sessions):
         pool = await reached(session)
         live_mappings(session, reader)  # are the sizes those of the image?
         await in_thread(lambda pool=pool: pool.map(writable=True))
         for number, image in enumerate(session.pooled):
             ranges[f"proc/{session.k}/driver/{number}"] = PoolRange(pool, image)
-    await context.prepare()
+    if not await _read_by_sink(reader):
+        await context.prepare()
     return ranges
+
+
+async def _read_by_sink(reader: ImageReader) -> bool:
+    """Whether everything is read straight to its place, so that no staging ring is wanted."""
+    stored = (row for row in reader.index.rows() if not row.zero)
+    first = next(stored, None)
+    if first is None:
+        return True
+    file = await reader.backend.local_file(reader.object_name(first.object))
+    if file is None:
+        return False
+    file.release()
+    return not first.planes and not any(row.planes for row in stored)
 
 
 async def admit(sessions: Sequence[ProcessSession]) -> None:
@@ -125,7 +141,7 @@ async def fill(
     for left in reversed(range(TRIES)):
         if arrivals is None:
             await empty(sessions, allocate=True)
-        source = ImageSource(reader, decode=True, streams=list(ranges))
+        source = PoolImageSource(reader, list(ranges))
         await source.open(context)
         graph = Graph(source, context, phase="restore")
         graph.add_sink(PoolSink(ranges, context, arrivals))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import mmap
 import os
 import time
 from collections.abc import Sequence
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from ckptpipe.pipeline.cuda.errors import TargetError
 from ckptpipe.pipeline.launch import Handover, HandoverFailed, NotLaunched
 from ckptpipe.pyx.control_page import ControlPage, ControlPageError, ImageState, PoolState, sealed_bytes
-from ckptpipe.pyx.staging import Lease, lease_buffer, lease_range
+from ckptpipe.pyx.pool_mapping import PoolMapping
+from ckptpipe.pyx.staging import Lease, lease_range
 
 PIECE = 2 << 20  # bytes; images begin at multiples of it, and whole pieces are punched
 MADE_WITHIN = 10.0  # seconds for a pool that is being made
@@ -48,7 +48,7 @@ class LaunchedPool:
         self.nbytes = sealed_bytes(self._pool)  # before it is mapped: it cannot shrink under us
         if self.nbytes < page.pool().nbytes:
             raise ControlPageError(f"process {pid} handed over a pool that is smaller than it says")
-        self._mappings: dict[bool, tuple[mmap.mmap, Lease]] = {}
+        self._mappings: dict[bool, PoolMapping] = {}
         self._lent = 0
         self._idle: asyncio.Future[None] | None = None
 
@@ -80,8 +80,7 @@ class LaunchedPool:
 
     def close(self) -> None:
         """Only where nothing is lent: see `aclose`."""
-        for mapping, whole in self._mappings.values():
-            whole.release()
+        for mapping in self._mappings.values():
             mapping.close()
         self._mappings.clear()
         self.page.close()
@@ -140,21 +139,23 @@ class LaunchedPool:
 
     def map(self, *, writable: bool = False) -> None:
         """Before anything is lent. Blocks."""
-        if writable in self._mappings:
-            return
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        mapping = mmap.mmap(self._pool, self.nbytes, flags=mmap.MAP_SHARED, prot=protection)
-        self._mappings[writable] = mapping, lease_buffer(mapping)
+        if writable not in self._mappings:
+            self._mappings[writable] = PoolMapping(self._pool, self.nbytes, writable=writable)
+
+    @property
+    def collapses(self) -> bool:
+        """Whether holes are filled with huge pages best made by MADV_COLLAPSE: the pool is of such pages."""
+        return self.state.page_bytes >= PIECE and self.state.pages != "hugetlb"
 
     def lend(self, offset: int, nbytes: int, *, writable: bool = False) -> Lease:
         """A lease on a range of the pool itself. On the loop's thread."""
-        mapping, whole = self._mappings[writable]
+        mapping = self._mappings[writable]
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise ValueError(f"[{offset}, +{nbytes}) lies outside of a pool of {self.nbytes} bytes")
         self._lent += 1
         try:
             return lease_range(
-                whole.address + offset, nbytes, mapping, on_release=self._back, readonly=not writable
+                mapping.address + offset, nbytes, mapping, on_release=self._back, readonly=not writable
             )
         except BaseException:
             self._lent -= 1

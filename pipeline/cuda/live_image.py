@@ -52,15 +52,16 @@ async def verify_live_image(
         if session.pool is not None and session.pooled:
             session.pool.require(session.pooled)
             session.pool.map()
-    work = iter(
-        [
-            (session, row, start + row.number * step, offset + row.number * step if offset >= 0 else -1)
-            for session in sessions
-            for stream, start, offset in live_mappings(session, reader)
-            if not (session.evicted and offset >= 0)
-            for row in reader.index.rows(stream)
-        ]
-    )
+    rows = [
+        (session, row, start + row.number * step, offset + row.number * step if offset >= 0 else -1)
+        for session in sessions
+        for stream, start, offset in live_mappings(session, reader)
+        if not (session.evicted and offset >= 0)
+        for row in reader.index.rows(stream)
+    ]
+    if not rows:
+        return counts  # evicted: no ring is wanted
+    work = iter(rows)
 
     async def check() -> None:
         for session, row, address, offset in work:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool, PooledImage
 from ckptpipe.pipeline.edge import Edge
-from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.errors import ImageIncomplete, UsageError
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source, in_parallel
@@ -28,7 +30,9 @@ class PoolRange:
 class PoolSink(Sink):
     """``ranges``: where each stream of an `ImageSource` goes. All of it must be holes, which is what zeros become.
 
-    Chunks come verified, and each is checksummed again by the pass that copies it.
+    What lies in a local file is read from there to its place, checksummed while it is in the CPU's cache; chunks that
+    come with their bytes are checksummed again by the pass that copies them. A chunk has arrived when its checksum is
+    right; until then the driver is kept from it by the gate.
     """
 
     name = "pool"
@@ -50,32 +54,47 @@ class PoolSink(Sink):
             raise UsageError("the image and the pool do not have the same streams")
         self._source = source
         self._ranges = [self._by_stream[stream.name] for stream in source.streams]
+        self._huge = {id(each.pool): each.pool.collapses for each in self._ranges}
 
     async def begin(self, source: Source) -> None:
         return
 
     async def run(self, edge: Edge) -> None:
-        workers = self._context.workers
-
         async def write() -> None:
             while (chunk := await edge.get()) is not None:
                 try:
                     to = self._ranges[chunk.stream]
                     arrived = self._arrivals is not None and self._arrivals.has(to, chunk.number)
-                    if chunk.lease is not None and not arrived:
-                        at = to.image.offset + chunk.number * self._context.chunk_bytes
-                        with to.pool.lend(at, chunk.raw_bytes, writable=True) as lent:
-                            found = (await workers.copy(lent, chunk.lease, chunk.raw_bytes)).crc32c
-                        if found != chunk.raw_crc32c:
-                            assert isinstance(self._source, ImageSource), "a pool is filled from an image"
-                            raise self._source.refuse(chunk.stream, chunk.number, found)
+                    if not chunk.zero and not arrived:
+                        await self._put(chunk, to)
                     if self._arrivals is not None:
                         self._arrivals.add(to, chunk.number)
                     self.done_bytes += chunk.raw_bytes
                 finally:
                     chunk.release()
 
-        await in_parallel(workers.threads + 2, write)
+        await in_parallel(self._context.workers.threads + 2, write)
+
+    async def _put(self, chunk: Chunk, to: PoolRange) -> None:
+        workers, nbytes, huge = self._context.workers, chunk.raw_bytes, self._huge[id(to.pool)]
+        at = to.image.offset + chunk.number * self._context.chunk_bytes
+        with to.pool.lend(at, nbytes, writable=True) as lent:
+            if (place := chunk.place) is not None:
+                try:
+                    found = await workers.read_file(place.file, place.offset, lent, nbytes, huge=huge)
+                except OSError as error:
+                    if error.errno != errno.ENODATA:
+                        raise
+                    raise ImageIncomplete(
+                        f"{place.file.path} ended while it was read",
+                        cure="restore from another copy of the image",
+                    ) from error
+            else:
+                assert chunk.lease is not None
+                found = (await workers.copy(lent, chunk.lease, nbytes, huge=huge)).crc32c
+        if found != chunk.raw_crc32c:
+            assert isinstance(self._source, ImageSource), "a pool is filled from an image"
+            raise self._source.refuse(chunk.stream, chunk.number, found)
 
     async def commit(self) -> None:
         return

@@ -2,6 +2,7 @@
 
 #include "copy.h"
 #include "crc32c.h"
+#include "file_read.h"
 #include "process_read.h"
 
 #include <errno.h>
@@ -37,6 +38,7 @@ struct ck_pool {
     ck_job *done_first, *done_last;
     int eventfd;
     int threads;
+    int idle_class; /* of the scheduler */
     ck_thread thread[];
 };
 
@@ -47,11 +49,15 @@ static double seconds_of(clockid_t clock) {
 }
 
 static void run_piece(ck_piece *piece, int kind) {
+    if (piece->job->huge && piece->destination) ck_huge_pages(piece->destination, piece->nbytes);
     if (kind == CK_JOB_CRC)
         piece->crc = ck_crc32c(0, piece->source, piece->nbytes);
     else if (kind == CK_JOB_READ)
         piece->error = ck_read_process(piece->job->pid, piece->destination, (uintptr_t)piece->source, piece->nbytes,
                                        &piece->crc, &piece->zero, &piece->fault);
+    else if (kind == CK_JOB_FILE)
+        piece->error = ck_read_file(piece->job->fd, piece->destination, (uintptr_t)piece->source, piece->nbytes,
+                                    &piece->crc, &piece->fault);
     else
         piece->crc = ck_pass(piece->destination, piece->source, piece->nbytes, 0, &piece->zero);
 }
@@ -72,7 +78,8 @@ static void join_pieces(ck_job *job) {
 }
 
 static void cut(ck_job *job, int pieces, unsigned char *destination, const unsigned char *source, size_t nbytes) {
-    size_t each = (nbytes / (size_t)pieces + PIECE_STEP - 1) / PIECE_STEP * PIECE_STEP;
+    size_t step = job->huge ? CK_HUGE_BYTES : PIECE_STEP;
+    size_t each = (nbytes / (size_t)pieces + step - 1) / step * step;
     if (pieces == 1) each = nbytes;
     int count = 0;
     size_t offset = 0;
@@ -102,6 +109,10 @@ void ck_job_run(ck_job *job, unsigned char *destination, const unsigned char *so
 static void *thread_main(void *argument) {
     ck_thread *self = argument;
     ck_pool *pool = self->pool;
+    if (pool->idle_class) {
+        struct sched_param none = {0};
+        pthread_setschedparam(pthread_self(), SCHED_IDLE, &none); /* where it is not allowed, they are as others */
+    }
     pthread_mutex_lock(&pool->mutex);
     for (;;) {
         while (pool->first == NULL && !pool->stop) {
@@ -150,7 +161,7 @@ static void *thread_main(void *argument) {
     return NULL;
 }
 
-int ck_pool_open(ck_pool **result, int threads, const int *cpus, int ncpus) {
+static int open_pool(ck_pool **result, int threads, const int *cpus, int ncpus, int idle) {
     ck_pool *pool = calloc(1, sizeof *pool + (size_t)threads * sizeof pool->thread[0]);
     if (pool == NULL) return ENOMEM;
     pool->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -159,6 +170,7 @@ int ck_pool_open(ck_pool **result, int threads, const int *cpus, int ncpus) {
         free(pool);
         return error;
     }
+    pool->idle_class = idle;
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->work, NULL);
     pthread_attr_t attributes;
@@ -203,6 +215,14 @@ int ck_pool_open(ck_pool **result, int threads, const int *cpus, int ncpus) {
     }
     *result = pool;
     return 0;
+}
+
+int ck_pool_open(ck_pool **pool, int threads, const int *cpus, int ncpus) {
+    return open_pool(pool, threads, cpus, ncpus, 0);
+}
+
+int ck_pool_open_idle(ck_pool **pool, int threads, const int *cpus, int ncpus) {
+    return open_pool(pool, threads, cpus, ncpus, 1);
 }
 
 int ck_pool_eventfd(const ck_pool *pool) { return pool->eventfd; }

@@ -1,5 +1,5 @@
-/* A pool of threads that copy, checksum, test for zeros and read other processes' memory; completions through an
- * eventfd. */
+/* A pool of threads that copy, checksum, test for zeros, read other processes' memory and files; completions through
+ * an eventfd. */
 #ifndef CKPT_WORKERS_H
 #define CKPT_WORKERS_H
 
@@ -9,8 +9,8 @@
 #define CK_MAX_PIECES 8
 
 /* Checksum only; checksum, zero test, and copy when there is a destination; the same from another process, whose
-   address `source` then is. */
-enum { CK_JOB_CRC, CK_JOB_PASS, CK_JOB_READ };
+   address `source` then is; checksum of what is read from a file, whose offset `source` then is. */
+enum { CK_JOB_CRC, CK_JOB_PASS, CK_JOB_READ, CK_JOB_FILE };
 
 typedef struct ck_job ck_job;
 
@@ -23,7 +23,7 @@ typedef struct ck_piece {
     size_t nbytes;
     uint32_t crc;
     int zero;
-    int error;      /* errno of a read, and the address that could not be read */
+    int error;      /* errno of a read, and the address or offset that could not be read */
     uint64_t fault;
 } ck_piece;
 
@@ -31,7 +31,9 @@ struct ck_job {
     ck_job *next; /* in the list of the finished ones */
     void *token;  /* the caller's */
     int kind;
-    int pid; /* of CK_JOB_READ */
+    int pid;  /* of CK_JOB_READ */
+    int fd;   /* of CK_JOB_FILE */
+    int huge; /* give the destination huge pages first */
     int pieces;
     int remaining;
     uint32_t crc;
@@ -45,6 +47,8 @@ typedef struct ck_pool ck_pool;
 
 /* cpus: ncpus numbers to pin the threads to in turn, or NULL. 0 or an errno. */
 int ck_pool_open(ck_pool **pool, int threads, const int *cpus, int ncpus);
+/* The same, of threads that run where a CPU has nothing else to do (SCHED_IDLE). */
+int ck_pool_open_idle(ck_pool **pool, int threads, const int *cpus, int ncpus);
 int ck_pool_eventfd(const ck_pool *pool);
 void ck_pool_submit(ck_pool *pool, ck_job *job, unsigned char *destination, const unsigned char *source,
                     size_t nbytes);
