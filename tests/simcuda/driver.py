@@ -11,6 +11,19 @@ except ImportError:
 
     pytest.skip("needs cuda-python: pip install 'ckptpipe[gpu]'", allow_module_level=True)
 
+__all__ = [
+    "DriverError",
+    "call",
+    "checkpoint",
+    "driver",
+    "error",
+    "hold_contexts",
+    "lock",
+    "restore",
+    "state",
+    "unlock",
+]
+
 
 class DriverError(AssertionError):
     """A call that had to succeed did not."""

@@ -68,7 +68,8 @@ class Format:
         self.compress_options, self.decompress_options = _options(compress), _options(decompress)
 
     def function(self, call_name: str) -> ctypes._NamedFuncPointer:
-        return getattr(self._library, f"nvcompBatched{self.name}{call_name}")
+        found: ctypes._NamedFuncPointer = getattr(self._library, f"nvcompBatched{self.name}{call_name}")
+        return found
 
     def alignments(self, direction: str) -> tuple[int, int, int]:
         answer = _Alignments()

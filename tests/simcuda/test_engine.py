@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simcuda import SimWorld
+from tests.simcuda import SimWorld, answers
 from tests.simcuda.driver import call, driver, error, hold_contexts
 from tests.simcuda.engine import DEFLATE, LZ4, NO_INDEX, SNAPPY, Operation, submit
 from tests.simcuda.nvcomp import HARDWARE, Format, fetch, put
@@ -275,3 +275,9 @@ def test_nvcomps_hardware_backend_uses_it(world: SimWorld, library: ctypes.CDLL)
     long = hardware.decompressing([deflate(bytes(LONGEST + 1))], [LONGEST + 1])
     assert hardware.decompress(long) == 0
     assert error(driver.cuCtxSynchronize()) == "LAUNCH_FAILED"
+
+
+def test_the_answers_that_are_compared_with_a_real_gpus() -> None:
+    with SimWorld(gpus=1) as world, world.attached() as library:
+        hold_contexts(1)
+        assert answers.ask(library) == answers.SIMULATED

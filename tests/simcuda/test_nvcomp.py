@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
+import json
 import os
 import random
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +107,50 @@ def test_sizes_and_alignments_are_the_real_librarys(world: SimWorld, library: ct
     assert Format(world.nvcomp, "ANS", (0, 3)).bound(BLOCK) == 11
     lz4 = Format(world.nvcomp, "LZ4")
     assert (lz4.bound(BLOCK), lz4.temp("Compress", 8, MIB)) == (-65800, 262144)
+
+
+def real_library() -> Path:
+    """The wheel's libnvcomp, whose sizes need no GPU."""
+    try:
+        files = importlib.metadata.files("nvidia-libnvcomp-cu13") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [Path(str(file.locate())) for file in files if file.name.startswith("libnvcomp.so")]
+    if not found:
+        pytest.skip("the package nvidia-libnvcomp-cu13 is not installed")
+    return found[0]
+
+
+ASK_REAL = """
+import json, pathlib, sys
+from tests.simcuda.test_nvcomp import sizes
+print(json.dumps(sizes(pathlib.Path(sys.argv[1]))))
+"""
+
+
+def sizes(path: Path) -> list[list[int]]:
+    """Alignments, the longest output and temporary bytes of everything that is written here."""
+    formats = [("Deflate", (level,), (0,)) for level in range(6)]
+    formats += [("ANS", (0, element), (0, 255)) for element in (0, FLOAT8, FLOAT16)]
+    return [
+        [
+            *(*coder.alignments("Compress"), *coder.alignments("Decompress")),
+            *(coder.temp("Decompress", 9, nbytes), -coder.bound(nbytes), coder.temp("Compress", 9, nbytes)),
+        ]
+        for coder in (Format(path, *arguments) for arguments in formats)
+        for nbytes in (1, 1000, BLOCK, MIB)
+    ]
+
+
+def test_the_real_library_answers_the_same_of_sizes(world: SimWorld) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SIMCUDA_DIR"}
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent.parent)
+    command = [sys.executable, "-c", ASK_REAL, str(real_library())]
+    real = json.loads(subprocess.check_output(command, env=environment, text=True))
+    for mine, theirs in zip(sizes(world.nvcomp), real, strict=True):
+        assert mine[:7] == theirs[:7]
+        assert mine[7] == pytest.approx(theirs[7], rel=0.2, abs=512)
+        assert mine[8] == pytest.approx(theirs[8], rel=0.1, abs=512)
 
 
 @pytest.mark.parametrize("name", ["Gdeflate", "LZ4", "Snappy", "Bitcomp", "Zstd", "Gzip", "Cascaded"])

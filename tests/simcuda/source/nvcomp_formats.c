@@ -32,7 +32,7 @@ static NvStatus status_of(Decoded decoded) {
 
 static size_t deflate_bound(size_t n, const NvOptions *options) {
     (void)options;
-    size_t bytes = round_up(n * 9 / 4 + 800 * ((n + 65535) / 65536), 8);
+    size_t bytes = round_up(n * 9 / 4 + 32 + n / 1024 * 12, 8);
     return bytes < 64 ? 64 : bytes;
 }
 
