@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ckptpipe.pipeline.codecs.decision import Decision, decide
+from ckptpipe.pipeline.codecs.decision import RAW, Decision, decide
 from ckptpipe.pipeline.codecs.encoding import Encoding
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ STREAMS_MAX = 32
 """Streams that are listed each by itself, the largest ones; the others are summed up."""
 
 
+CPU_REASON = "too little is gained for the CPU time that it takes from everything else"
 LEISURE_REASON = "the smallest that some time buys"
 RAW_REASON = "the sink took most chunks before a codec had time for them"
 
@@ -56,6 +57,8 @@ class ChoicesMade:
         stream = self.count(chunk, encoding)
         if kind is not None and (stream.decision is None or encoding is not None):
             stream.decision = decide(kind.facts, self._chooser.rates(kind), self._sink.rate)
+            if stream.decision.compresses and self._chooser.choose(kind) is None:
+                stream.decision = replace(stream.decision, encoding=RAW, reason=CPU_REASON)
             if self._sink.fixed and stream.decision.compresses:
                 stream.decision = replace(stream.decision, sink_rate=0.0, reason=LEISURE_REASON)
 

@@ -6,7 +6,8 @@ import threading
 from dataclasses import dataclass, field
 
 from ckptpipe.pipeline.codecs.chunk_codec import ChunkCodec
-from ckptpipe.pipeline.codecs.decision import best
+from ckptpipe.pipeline.codecs.cpu_budget import CpuBudget
+from ckptpipe.pipeline.codecs.decision import best, throughput
 from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO, Encoding
 from ckptpipe.pipeline.codecs.rates import FAST, TRIAL_BYTES, CodecRate, candidates, stronger, tried
 from ckptpipe.pipeline.codecs.sampling import SampleFacts, pick_transform, sample_facts
@@ -16,6 +17,10 @@ KINDS_MAX = 64
 """Kinds of bytes told apart in one run; what is found beyond that is taken for the last one."""
 SLOW_SINK = 0.6
 """Under this share of what the fastest encoding could feed, a sink leaves time for stronger ones."""
+WORTH_CPUS = 1.12
+"""Where CPUs are few, coding must promise this much: what it takes of caches and memory slows the sink's own work."""
+SURE_SECONDS = 0.5
+"""For so long a sink has been measured before trials of stronger levels, which take tens of milliseconds."""
 WEIGHT = 0.3
 """Of the last chunk, in the running averages of time and ratio."""
 FORGET = 0.98
@@ -49,10 +54,17 @@ class Chooser:
     `look` runs on codec threads; everything else on the loop.
     """
 
-    def __init__(self, threads: int, sink: SinkRate, transform: int = TRANSFORM_AUTO) -> None:
-        """``transform``: the only one that may be used, or any."""
+    def __init__(
+        self,
+        threads: int,
+        sink: SinkRate,
+        transform: int = TRANSFORM_AUTO,
+        budget: CpuBudget | None = None,
+    ) -> None:
+        """``transform``: the only one that may be used, or any. ``budget``: of CPU time, None where it may all be used."""
         self.threads = threads
-        self._sink = sink
+        self.budget = budget
+        self.sink = sink
         self._transform = transform
         self._kinds: dict[tuple[int, ...], Kind] = {}
         self._lock = threading.Lock()
@@ -82,7 +94,7 @@ class Chooser:
     def _try_stronger(self, codec: ChunkCodec, data: memoryview, kind: Kind, transform: int) -> None:
         for encoding in stronger(transform):
             learnt = self._try(codec, data, kind, encoding, 4 * TRIAL_BYTES)
-            if self.threads / learnt.seconds < learnt.ratio * self._sink.rate:
+            if self.threads / learnt.seconds < learnt.ratio * self.sink.rate:
                 return  # it cannot keep the sink busy, and still stronger ones even less
 
     def _try(
@@ -107,10 +119,11 @@ class Chooser:
         return max([1.0, *known])
 
     def _sink_is_slow(self, kind: Kind) -> bool:
-        if not self._sink.known or not kind.learnt:
+        sure = self.sink.fixed or self.sink.busy_seconds >= SURE_SECONDS
+        if not sure or not kind.learnt:
             return False
         most = max(self.threads / learnt.seconds / learnt.ratio for learnt in kind.learnt.values())
-        return self._sink.rate < SLOW_SINK * most
+        return self.sink.rate < SLOW_SINK * most
 
     def rates(self, kind: Kind) -> list[CodecRate]:
         """What each encoding does on such bytes, with all threads."""
@@ -121,22 +134,37 @@ class Chooser:
 
     def choose(self, kind: Kind) -> Encoding | None:
         """What gets most raw bytes into the sink; None: chunks of this kind are best left raw."""
-        chosen = best(self.rates(kind), self._sink.rate)
-        return None if chosen is None else chosen.encoding
+        chosen = best(self.rates(kind), self.sink.rate)
+        if chosen is None or self.budget is None or self.budget.plenty:
+            return None if chosen is None else chosen.encoding
+        worth, least = None, self.sink.rate * WORTH_CPUS
+        for encoding, learnt in kind.learnt.items():
+            gained = 1 - self.share(learnt) * (1 - 1 / learnt.ratio)
+            rate = CodecRate(encoding, learnt.ratio, self.threads / learnt.seconds)
+            reached = min(throughput(rate, self.sink.rate), self.sink.rate / gained)
+            if learnt.ratio > 1 and reached >= least:
+                worth, least = encoding, reached
+        return worth
+
+    def share(self, learnt: Learnt) -> float:
+        """The share of bytes that CPUs can code in this way beside what else they do."""
+        if self.budget is None:
+            return 1.0
+        return self.budget.share(learnt.tried_seconds, learnt.ratio, self.sink.rate)
 
     def pays(self, kind: Kind, encoding: Encoding, nbytes: int, *, waits: bool = False) -> bool:
         """Whether the sink has ``nbytes`` sooner coded than raw: it has something to do meanwhile, or less to do
         afterwards. ``waits``: no codec thread is free."""
         learnt = kind.learnt[encoding]
-        saved = (1 - 1 / learnt.ratio) * nbytes / self._sink.rate
-        return learnt.seconds * nbytes * (1.5 if waits else 1) <= self._sink.lag + saved
+        saved = (1 - 1 / learnt.ratio) * nbytes / self.sink.rate
+        return learnt.seconds * nbytes * (1.5 if waits else 1) <= self.sink.lag + saved
 
     def learn(self, kind: Kind, encoding: Encoding, raw: int, stored: int, seconds: float) -> None:
         """A chunk of ``raw`` bytes took a thread ``seconds`` (wall clock) and became ``stored`` bytes."""
         learnt = kind.learnt[encoding]
-        weight = WEIGHT if learnt.chunks else 1.0
-        learnt.ratio += weight * (raw / max(stored, 1) - learnt.ratio)
-        learnt.seconds += weight * (seconds / raw - learnt.seconds)
+        learnt.ratio += (WEIGHT if learnt.chunks else 1.0) * (raw / max(stored, 1) - learnt.ratio)
+        learnt.seconds += WEIGHT * (seconds / raw - learnt.seconds)
+        learnt.tried_seconds = min(learnt.tried_seconds, seconds / raw)
         learnt.chunks += 1
 
     def skipped(self, kind: Kind, encoding: Encoding) -> None:

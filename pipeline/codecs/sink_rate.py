@@ -11,13 +11,16 @@ from ckptpipe.pyx.staging import Lease, lease_range
 WINDOW_SECONDS = 0.25
 WINDOW_BYTES = 64 << 20
 """A rate is that of the last quarter of a second, and of at least so many bytes (a store answers for parts)."""
+PRIOR_BYTES = 8 << 20
+"""The guess counts like so many bytes in the first window, so that one hiccup at the start says little."""
 
 
 class SinkRate:
     """Stored bytes between a stage and the end of every sink behind it.
 
     ``rate``: bytes a second that the sinks took while they had something to take; ``guess`` until that is known.
-    ``depth``: bytes that they need on their way to be as fast as they can. ``fixed``: the guess is to be believed,
+    ``depth``: bytes that they need on their way to be as fast as they can, and no more than they take in ``latency``
+    seconds. ``fixed``: the guess is to be believed,
     whatever is measured. Used on one loop.
     """
 
@@ -26,11 +29,13 @@ class SinkRate:
         guess: float,
         depth: int,
         *,
+        latency: float = 1.0,
         fixed: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.guess = guess
         self.depth = depth
+        self.latency = latency
         self.fixed = fixed
         self.outstanding = 0
         self.delivered = 0
@@ -50,9 +55,14 @@ class SinkRate:
         return self.guess if self.fixed else self._rate or self.guess
 
     @property
+    def busy_seconds(self) -> float:
+        """For how long the sinks have had something to take."""
+        return self._busy
+
+    @property
     def lag(self) -> float:
         """Seconds for which the sinks have enough to do without being given more."""
-        return max(0, self.outstanding - self.depth) / self.rate
+        return max(0.0, self.outstanding / self.rate - min(self.depth / self.rate, self.latency))
 
     def sent(self, lease: Lease, nbytes: int) -> Lease:
         """``lease`` as it is to be sent on: ``nbytes`` of it are outstanding until nobody holds it any more."""
@@ -79,9 +89,10 @@ class SinkRate:
         marks.append((self._busy, self.delivered))
         while len(marks) > 2 and self._is_enough(*marks[1]):
             marks.popleft()
-        seconds = self._busy - marks[0][0]
+        prior = 0 if marks[0][1] else PRIOR_BYTES
+        seconds = self._busy - marks[0][0] + prior / self.guess
         if seconds > 0:
-            self._rate = (self.delivered - marks[0][1]) / seconds
+            self._rate = (self.delivered - marks[0][1] + prior) / seconds
         if self.on_change is not None:
             self.on_change()
 

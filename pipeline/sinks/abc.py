@@ -16,11 +16,12 @@ class RateHint:
     """What a sink of this kind takes, as far as that is known before it is given anything.
 
     ``rate``: bytes a second, infinite where memory is its limit. ``depth``: bytes on their way that it needs to be as
-    fast as it can.
+    fast as it can; no more than it takes in ``latency`` seconds.
     """
 
     rate: float = math.inf
     depth: int = 0
+    latency: float = 0.0
 
 
 class Sink(ABC):

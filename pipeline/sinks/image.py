@@ -39,8 +39,8 @@ from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
 
-USUAL_RATES = {"nvme": (2e9, 2), "fuse": (0.7e9, 1), "s3": (0.4e9, 4)}
-"""By scheme: bytes a second that such a store takes, and writes at a time that it needs for that."""
+USUAL_RATES = {"nvme": (2e9, 8, 0.03), "fuse": (0.7e9, 2, 0.05), "s3": (0.4e9, 8, 0.25)}
+"""By scheme: bytes a second that such a store takes, writes at a time that it needs for that, seconds that one takes."""
 LEASE_REFRESH = 60.0  # seconds between refreshes of the live lease object
 ENTRY_LEAST = 40  # bytes of a manifest that an entry takes up beside its name, at least
 
@@ -151,7 +151,7 @@ class ImageSink(Sink):
             self._index,
             self._context.workers,
             self._context.make_ring,
-            expected_bytes=self._need_bytes(source),
+            expected_bytes=source.need_bytes,  # at most: what is reserved and not used is given back
         )
 
     async def run(self, edge: Edge) -> None:
@@ -271,8 +271,8 @@ class ImageSink(Sink):
         capabilities, container = self._image.capabilities, self._container
         if capabilities.in_memory or container is None:
             return RateHint()
-        rate, writes = USUAL_RATES.get(type(container).scheme, (1e9, 2))
-        return RateHint(rate, writes * capabilities.write_size)
+        rate, writes, latency = USUAL_RATES.get(type(container).scheme, (1e9, 2, 0.02))
+        return RateHint(rate, writes * capabilities.write_size, latency)
 
     async def abort(self) -> None:
         if self._container is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.codecs import CodecChoice
 from ckptpipe.pipeline.codecs.choices_made import ChoicesMade
 from ckptpipe.pipeline.codecs.chooser import Chooser, Kind
+from ckptpipe.pipeline.codecs.cpu_budget import CpuBudget
 from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO, Encoding
 from ckptpipe.pipeline.codecs.sink_rate import SinkRate
 from ckptpipe.pipeline.context import GraphContext
@@ -26,6 +28,8 @@ SMALLEST = 8192
 """Bytes; a smaller chunk is stored raw: padding to 4096 leaves nothing to gain."""
 NICE = 10
 """What codec threads are nicer than the rest: copies, checksums and writes come first where CPUs are short."""
+RECENT = 16
+"""Chunks over which the share of coded bytes is held to what CPUs there are."""
 SAMPLED = 1 << 20
 """Bytes; a stream whose first chunk is at least this large gets a look of its own."""
 LOOK_SECONDS = 2e-3
@@ -67,6 +71,8 @@ class AutoStage(Stage):
         self._sinks: list[Sink] = []
         self._limit = math.inf
         self._coding = 0
+        self._coded_share = 0.0  # of the bytes of about the last `RECENT` chunks
+        self._budget = CpuBudget(len(os.sched_getaffinity(0)), lambda: context.codecs.cpu_seconds)
         self._changed = asyncio.Event()
         self._kinds: dict[int, Kind] = {}  # of each stream's last chunk that was looked at
         self._last: Kind | None = None
@@ -100,7 +106,8 @@ class AutoStage(Stage):
         if math.isinf(guess):
             return None
         depth = max([2 * self._context.chunk_bytes, *(hint.depth for hint in hints)])
-        return SinkRate(guess, min(depth, self._slots * self._context.chunk_bytes // 2))
+        depth = min(depth, self._slots * self._context.chunk_bytes // 2)
+        return SinkRate(guess, depth, latency=max(hint.latency for hint in hints))
 
     async def _pass_on(self, edge: Edge, outlet: Outlet) -> None:
         self.made.reason = "the sink takes bytes as fast as memory does"
@@ -113,7 +120,8 @@ class AutoStage(Stage):
                 return
 
     async def _choose(self, edge: Edge, outlet: Outlet, sink: SinkRate) -> None:
-        chooser = Chooser(self._threads, sink, self._transform)
+        budget = None if self._leisure else self._budget
+        chooser = Chooser(self._threads, sink, self._transform, budget)
         self.made.begin(chooser, sink)
 
         async def work() -> None:
@@ -145,14 +153,15 @@ class AutoStage(Stage):
                 self._kinds[chunk.stream] = self._last = kind
                 encoding = chooser.choose(kind)
                 if encoding is not None:
-                    if chooser.pays(kind, encoding, chunk.raw_bytes) or self._leisure:
+                    if self._leisure or self._pays(chunk, kind, encoding, chooser):
                         encoding = await self._code(chunk, kind, encoding, chooser)
                     else:
-                        chooser.skipped(kind, encoding)
                         encoding = None
             finally:
                 self._coding -= 1
                 self._changed.set()
+        self._budget.passed(chunk.raw_bytes)
+        self._coded_share += ((encoding is not None) - self._coded_share) / RECENT
         if encoding is None:
             self.raw += 1
         else:
@@ -164,18 +173,26 @@ class AutoStage(Stage):
         while True:
             busy = self._coding >= self._threads
             sampled = chunk.stream in self._kinds or chunk.raw_bytes < SAMPLED
-            if kind is not None and not self._leisure and (sampled or (busy and not sink.lag)):
+            if kind is not None and not self._leisure and (sampled or busy):
                 likely = chooser.choose(kind)
                 if likely is None and sink.lag < LOOK_SECONDS:
                     return False
-                if likely is not None and not chooser.pays(kind, likely, chunk.raw_bytes, waits=busy):
-                    chooser.skipped(kind, likely)
+                if likely is not None and not self._pays(chunk, kind, likely, chooser, waits=busy):
                     return False
             if not busy:
                 self._coding += 1
                 return True
             self._changed.clear()
             await self._changed.wait()
+
+    def _pays(
+        self, chunk: Chunk, kind: Kind, encoding: Encoding, chooser: Chooser, *, waits: bool = False
+    ) -> bool:
+        if not chooser.pays(kind, encoding, chunk.raw_bytes, waits=waits):
+            chooser.skipped(kind, encoding)
+            return False
+        share = chooser.share(kind.learnt[encoding])
+        return share >= 1 or self._coded_share < share
 
     async def _look(self, chunk: Chunk, chooser: Chooser) -> Kind:
         assert chunk.lease is not None
@@ -207,7 +224,7 @@ class AutoStage(Stage):
             room = self._slots - sum(ring.slots for ring in self._rings)
             if room > 0 and not self._making.locked():
                 async with self._making:
-                    slots = min(room, self._threads + 2)
+                    slots = min(room, self._threads + 2 if self._rings else 2)
                     self._rings.append(await in_thread(lambda slots=slots: self._context.make_ring(slots)))
                 self._changed.set()
             else:

@@ -77,7 +77,7 @@ def test_what_chunks_show_replaces_what_pieces_showed(kind: Kind) -> None:
     chooser = Chooser(2, SinkRate(1e9, 0))
     chooser.learn(kind, FAST, 1_000_000, 250_000, 2e-3)
     learnt = kind.learnt[FAST]
-    assert (learnt.ratio, learnt.seconds) == (4.0, pytest.approx(2e-9))
+    assert (learnt.ratio, learnt.seconds) == (4.0, pytest.approx(1.3e-9))
     chooser.learn(kind, FAST, 1_000_000, 500_000, 2e-3)
     assert 2.0 < learnt.ratio < 4.0
     for _ in range(20):

@@ -34,12 +34,12 @@ def send(rate: SinkRate, ring: StagingRing, count: int) -> list[Lease]:
 def test_rate_lag_and_slots_that_come_back(clock: Clock) -> None:
     ring = StagingRing(8, CHUNK)
     changes: list[int] = []
-    rate = SinkRate(1e9, 2 * CHUNK, clock=clock)
+    rate = SinkRate(CHUNK / 0.01, 2 * CHUNK, clock=clock)
     rate.on_change = lambda: changes.append(rate.outstanding)
-    assert not rate.known and rate.rate == 1e9 and rate.lag == 0
+    assert not rate.known and rate.rate == CHUNK / 0.01 and rate.lag == 0
     sent = send(rate, ring, 4)
     assert rate.outstanding == 4 * CHUNK
-    assert rate.lag == pytest.approx(2 * CHUNK / 1e9), "two chunks are what the sink needs under way"
+    assert rate.lag == pytest.approx(0.02), "two chunks are what the sink needs under way"
     for lease in sent:
         clock.now += 0.01
         lease.release()
@@ -51,13 +51,34 @@ def test_rate_lag_and_slots_that_come_back(clock: Clock) -> None:
 
 def test_time_without_anything_to_do_does_not_count(clock: Clock) -> None:
     ring = StagingRing(8, CHUNK)
-    rate = SinkRate(1e9, 0, clock=clock)
+    rate = SinkRate(CHUNK / 0.01, 0, clock=clock)
     for _ in range(5):
         (lease,) = send(rate, ring, 1)
         clock.now += 0.01
         lease.release()
         clock.now += 10
     assert rate.rate == pytest.approx(CHUNK / 0.01)
+    ring.close()
+
+
+def test_a_hiccup_at_the_start_says_little(clock: Clock) -> None:
+    ring = StagingRing(8, CHUNK)
+    rate = SinkRate(1e9, 0, clock=clock)
+    (lease,) = send(rate, ring, 1)
+    clock.now += 0.05
+    lease.release()
+    assert CHUNK / 0.05 < rate.rate < 1e9
+    assert rate.rate == pytest.approx(9 * CHUNK / (0.05 + 8 * CHUNK / 1e9))
+    ring.close()
+
+
+def test_few_bytes_need_little_under_way(clock: Clock) -> None:
+    ring = StagingRing(8, CHUNK)
+    rate = SinkRate(100e6, 64 * CHUNK, latency=0.01, clock=clock)
+    sent = send(rate, ring, 4)
+    assert rate.lag == pytest.approx(4 * CHUNK / 100e6 - 0.01)
+    for lease in sent:
+        lease.release()
     ring.close()
 
 
