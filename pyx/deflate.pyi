@@ -9,6 +9,7 @@ else:
     from typing_extensions import Buffer
 
 MOST: int  # bytes of a block, at most
+BLOCK_OF_CHUNK_MOST: int  # of a plane, for Inflater.chunk
 
 def open_isal(path: str) -> bool: ...
 def literals_size(data: Buffer) -> int: ...
@@ -18,3 +19,10 @@ class Inflater:  # RuntimeError before open_isal
     def blocks(
         self, source: Buffer, lengths: Sequence[int], destination: Buffer, block_bytes: int
     ) -> None: ...  # ValueError names the block
+    def chunk(
+        self,
+        source: Buffer,
+        planes: Sequence[tuple[int, Sequence[int]]],  # stored bytes, lengths of blocks (none: not coded)
+        destination: Buffer,
+        block_bytes: int,
+    ) -> int: ...  # CRC32C of the destination; ValueError names plane and block

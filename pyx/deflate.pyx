@@ -1,4 +1,4 @@
-# kernels: deflate isal
+# kernels: deflate isal planes crc32c crc32c_native
 """Deflate streams (RFC 1951, raw), many to a call and without the GIL.
 
 `literals_blocks` codes by entropy alone. `Inflater` decodes with ISA-L's own entry points, once `open_isal`
@@ -19,7 +19,14 @@ cdef extern from "deflate.h" nogil:
     int ck_isal_open(const char* path)
     int ck_isal_inflate(void* state, const unsigned char* source, size_t nbytes, unsigned char* destination,
                         size_t room, size_t* found)
+    ctypedef struct ck_stored_plane:
+        const unsigned char* stored
+        const uint32_t* lengths
+    int ck_isal_chunk(void* state, const ck_stored_plane* planes, int width, size_t block,
+                      unsigned char* destination, size_t nbytes, unsigned char* scratch, uint32_t* crc,
+                      int* plane, size_t* number, size_t* found)
     enum:
+        CK_PLANE_BLOCK_MOST
         CK_INFLATE_OK
         CK_INFLATE_CUT
         CK_INFLATE_LONG
@@ -28,6 +35,14 @@ cdef extern from "deflate.h" nogil:
         CK_INFLATE_DAMAGED
         CK_ISAL_STATE
 
+cdef extern from "crc32c.h" nogil:
+    int ck_crc32c_select(const char* name)
+
+cdef extern from "planes.h" nogil:
+    int ck_planes_select(const char* name)
+
+BLOCK_OF_CHUNK_MOST = CK_PLANE_BLOCK_MOST
+"""Raw bytes of a block of a plane, at most, for `Inflater.chunk`."""
 MOST = 1 << 30
 """Bytes of a block, at most."""
 
@@ -121,6 +136,8 @@ cdef class Inflater:
     """Decodes raw streams with ISA-L. Not shared between threads."""
 
     cdef void* state
+    cdef unsigned char* scratch
+    cdef Py_ssize_t scratch_bytes
 
     def __cinit__(self):
         if not isal_is_open:
@@ -131,6 +148,7 @@ cdef class Inflater:
 
     def __dealloc__(self):
         free(self.state)
+        free(self.scratch)
 
     def blocks(self, source, lengths, destination, Py_ssize_t block_bytes):
         """Fill ``destination`` from the streams of these ``lengths``, ``block_bytes`` from each but the last.
@@ -179,6 +197,83 @@ cdef class Inflater:
         if outcome != CK_INFLATE_OK:
             raise ValueError(f"deflate block {block} of {count} {_problem(outcome, found, room)}")
 
+    def chunk(self, source, planes, destination, Py_ssize_t block_bytes):
+        """Fill ``destination`` from the 1, 2 or 4 stored planes of a chunk; the CRC32C of what is in it then.
+
+        ``planes``: of each its stored bytes and its blocks' lengths, or none where it is stored as it is. Blocks
+        have ``block_bytes`` raw bytes, at most `BLOCK_OF_CHUNK_MOST`. Decoded, merged and summed block by block,
+        so that memory is touched once. ValueError as `blocks`, which names the plane where there are several.
+        """
+        cdef _Pair pair = _Pair(destination, source)
+        cdef ck_stored_plane stored[4]
+        cdef int width
+        cdef Py_ssize_t counts[4]
+        cdef Py_ssize_t blocks = 0
+        cdef Py_ssize_t at = 0
+        cdef Py_ssize_t used = 0
+        cdef Py_ssize_t total, raw, room
+        cdef uint32_t* table
+        cdef uint32_t crc = 0
+        cdef int outcome = CK_INFLATE_OK
+        cdef int plane = 0
+        cdef size_t number = 0
+        cdef size_t found = 0
+        planes = tuple(planes)
+        width = <int>len(planes)
+        if width not in (1, 2, 4) or not 1 <= block_bytes <= CK_PLANE_BLOCK_MOST or pair.source.len > MOST:
+            raise ValueError(f"{width} planes in blocks of {block_bytes} bytes")
+        if width == 1 and not planes[0][1]:
+            raise ValueError("one plane that is not coded")
+        self._make_room(width * block_bytes)
+        blocks = sum([len(lengths) for _, lengths in planes])
+        table = <uint32_t*>malloc(max(blocks, 1) * sizeof(uint32_t))
+        if table == NULL:
+            raise MemoryError()
+        try:
+            for p in range(width):
+                nbytes, lengths = planes[p]
+                raw = (pair.destination.len - p + width - 1) // width
+                counts[p] = len(lengths)
+                stored[p].stored = <unsigned char*>pair.source.buf + at
+                stored[p].lengths = table + used if counts[p] else NULL
+                if counts[p] != ((raw + block_bytes - 1) // block_bytes if counts[p] else 0):
+                    raise ValueError(f"plane {p}: {counts[p]} blocks of {block_bytes} bytes for {raw}")
+                total = 0
+                for length in lengths:
+                    table[used] = length
+                    total += table[used]
+                    used += 1
+                if nbytes != (total if counts[p] else raw) or nbytes > pair.source.len - at:
+                    raise ValueError(f"plane {p}: {nbytes} stored bytes")
+                at += nbytes
+            if at != pair.source.len:
+                raise ValueError(f"planes of {at} stored bytes together in {pair.source.len}")
+            with nogil:
+                outcome = ck_isal_chunk(
+                    self.state, stored, width, block_bytes, <unsigned char*>pair.destination.buf,
+                    pair.destination.len, self.scratch, &crc, &plane, &number, &found,
+                )
+        finally:
+            free(table)
+        if outcome != CK_INFLATE_OK:
+            raw = (pair.destination.len - plane + width - 1) // width
+            room = min(block_bytes, raw - <Py_ssize_t>number * block_bytes)
+            where = f"plane {plane}: " if width > 1 else ""
+            raise ValueError(
+                f"{where}deflate block {number} of {counts[plane]} {_problem(outcome, found, room)}"
+            )
+        return crc
+
+    cdef int _make_room(self, Py_ssize_t nbytes) except -1:
+        if self.scratch_bytes < nbytes:
+            free(self.scratch)
+            self.scratch_bytes = 0
+            self.scratch = <unsigned char*>malloc(nbytes)
+            if self.scratch == NULL:
+                raise MemoryError()
+            self.scratch_bytes = nbytes
+        return 0
+
 
 cdef str _problem(int outcome, size_t found, Py_ssize_t room):
     if outcome == CK_INFLATE_CUT:
@@ -190,3 +285,7 @@ cdef str _problem(int outcome, size_t found, Py_ssize_t room):
     if outcome == CK_INFLATE_TRAILER:
         return f"has {found} bytes after its stream"
     return "is damaged"
+
+
+ck_crc32c_select(b"")
+ck_planes_select(b"")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckptpipe.pipeline.codecs import codec_for_id, make_codec
 from ckptpipe.pipeline.codecs.abc import Codec
 from ckptpipe.pipeline.codecs.choice import CodecChoice
+from ckptpipe.pipeline.codecs.deflate import DeflateCodec
 from ckptpipe.pipeline.codecs.encoding import GAIN, TRANSFORM_AUTO, Encoding
 from ckptpipe.pipeline.codecs.sampling import pick_transform, sample_facts
+from ckptpipe.pipeline.image.records import TRANSFORMS, ChunkRecord, PlaneRecord, check_planes
 from ckptpipe.pyx import planes as byte_planes
-
-if TYPE_CHECKING:
-    from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
-
-PLANES = {0: 1, 1: 2, 2: 4}  # transform: planes (FORMAT.md, "Transforms")
+from ckptpipe.pyx.checksum import crc32c
+from ckptpipe.pyx.deflate import BLOCK_OF_CHUNK_MOST, Inflater
 
 
 class Encoded(NamedTuple):
@@ -43,7 +42,7 @@ class ChunkCodec:
         transform = encoding.transform
         if transform == TRANSFORM_AUTO:
             transform = pick_transform(sample_facts(source), encoding.codec)
-        width = PLANES[transform]
+        width = TRANSFORMS[transform]
         if width == 1:
             return self._encode_planes(encoding, 0, [source], destination)
         with memoryview(self._room(source.nbytes)) as scratch:
@@ -73,8 +72,6 @@ class ChunkCodec:
         self, encoding: Encoding, transform: int, part: memoryview, destination: memoryview, at: int
     ) -> PlaneRecord | None:
         """None where what is left of ``destination`` holds the plane in no form."""
-        from ckptpipe.pipeline.image.records import PlaneRecord
-
         choice, nbytes, left = encoding.codec, part.nbytes, destination.nbytes - at
         most = min(int(nbytes * (1 - GAIN)), left)
         # A plane of noise is known by a sample. Without planes the whole is tried: zstd may find far repeats in it.
@@ -89,15 +86,43 @@ class ChunkCodec:
         destination[at : at + nbytes] = part
         return PlaneRecord(0, 0, 0, nbytes, nbytes)
 
-    def decode(self, record: ChunkRecord, source: memoryview, destination: memoryview) -> None:
-        """Fill ``destination`` from the stored bytes of a chunk. ValueError, which names plane and block, where they
-        are damaged or give other lengths; KeyError for a codec that the CPU does not have."""
-        width = PLANES.get(record.transform)
+    def decode(self, record: ChunkRecord, source: memoryview, destination: memoryview) -> int:
+        """Fill ``destination`` from the stored bytes of a chunk; the CRC32C of what is in it then.
+
+        ValueError, which names plane and block, where they are damaged or give other lengths; KeyError for a codec
+        that the CPU does not have.
+        """
+        width = TRANSFORMS.get(record.transform)
         if width != len(record.planes):
             raise ValueError(f"transform {record.transform} does not make {len(record.planes)} planes")
+        problem = check_planes(record.planes, record.transform, destination.nbytes, source.nbytes)
+        if problem:
+            raise ValueError(problem)
+        inflater = self._inflater_for(record)
+        if inflater is not None:
+            block = max(plane.block_bytes for plane in record.planes)
+            planes = [(plane.stored_bytes, plane.block_lengths) for plane in record.planes]
+            return inflater.chunk(source, planes, destination, block)
         if width == 1:
             self._decode_plane(record.planes[0], source, destination)
-            return
+        else:
+            self._decode_planes(record, source, destination, width)
+        return crc32c(destination)
+
+    def _inflater_for(self, record: ChunkRecord) -> Inflater | None:
+        """What decodes the chunk in one call, where it is deflate in blocks of one size that caches hold."""
+        coded = [plane for plane in record.planes if plane.codec]
+        sizes = {plane.block_bytes for plane in coded if len(plane.block_lengths) > 1}
+        most = max((plane.block_bytes for plane in coded), default=0)
+        if {plane.codec for plane in coded} != {DeflateCodec.id} or len(sizes | {most}) != 1:
+            return None
+        codec = self._codec(DeflateCodec.id)
+        assert isinstance(codec, DeflateCodec)
+        return codec.inflater if most <= BLOCK_OF_CHUNK_MOST else None
+
+    def _decode_planes(
+        self, record: ChunkRecord, source: memoryview, destination: memoryview, width: int
+    ) -> None:
         with memoryview(self._room(destination.nbytes)) as scratch:
             parts = _parts(scratch, destination.nbytes, width)
             try:
@@ -120,16 +145,11 @@ class ChunkCodec:
                     part.release()
 
     def _decode_plane(self, plane: PlaneRecord, stored: memoryview, raw: memoryview) -> None:
-        if (stored.nbytes, raw.nbytes) != (plane.stored_bytes, plane.raw_bytes):
-            raise ValueError(
-                f"{stored.nbytes} stored bytes for {raw.nbytes} raw ones, its record says "
-                f"{plane.stored_bytes} and {plane.raw_bytes}"
-            )
         codec = self._codec(plane.codec)
         if plane.codec == 0:
             codec.decompress_into(stored, raw)
-        else:
-            codec.decompress_blocks(stored, plane.block_lengths, raw, plane.block_bytes)
+            return
+        codec.decompress_blocks(stored, plane.block_lengths, raw, plane.block_bytes)
 
     def _codec(self, key: CodecChoice | int) -> Codec:
         """The codec of a choice (to compress) or of an id (to decompress)."""

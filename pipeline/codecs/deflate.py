@@ -44,6 +44,13 @@ class DeflateCodec(Codec):
     def clone(self) -> DeflateCodec:
         return DeflateCodec(self.level, library=self.library)
 
+    @property
+    def inflater(self) -> Inflater | None:
+        """ISA-L's decoder, None where another library decodes."""
+        if self._inflater is None and self.library == "isal":
+            self._inflater = Inflater()
+        return self._inflater
+
     def compress_into(self, source: memoryview, destination: memoryview) -> int:
         lengths = self.compress_blocks(source, destination, max(source.nbytes, 1))
         return lengths[0] if lengths else 0
@@ -78,10 +85,8 @@ class DeflateCodec(Codec):
     def decompress_blocks(
         self, source: memoryview, lengths: Sequence[int], destination: memoryview, block_bytes: int
     ) -> None:
-        if self.library == "isal":
-            if self._inflater is None:
-                self._inflater = Inflater()
-            self._inflater.blocks(source, lengths, destination, block_bytes)
+        if self.inflater is not None:
+            self.inflater.blocks(source, lengths, destination, block_bytes)
             return
         module = zlib if self.library == "zlib" else _isal()
         at = 0

@@ -56,17 +56,18 @@ class CodecPool:
 
         return await self._run(work, source, nbytes, destination, limit)
 
-    async def decompress(self, record: ChunkRecord, source: Lease, destination: Lease) -> None:
-        """Fill ``destination[:record.raw_bytes]`` from ``source[:record.stored_bytes]``, planes, transform and all.
+    async def decompress(self, record: ChunkRecord, source: Lease, destination: Lease) -> int:
+        """Fill ``destination[:record.raw_bytes]`` from ``source[:record.stored_bytes]``, planes, transform and all;
+        the CRC32C of what is there then.
 
         ValueError where the input is damaged. The record is one of a decoded index, so its lengths fit; its codecs
         are among `DECODABLE`.
         """
 
-        def work(read: memoryview, write: memoryview) -> None:
-            self._codec().decode(record, read, write)
+        def work(read: memoryview, write: memoryview) -> int:
+            return self._codec().decode(record, read, write)
 
-        await self._run(work, source, record.stored_bytes, destination, record.raw_bytes)
+        return await self._run(work, source, record.stored_bytes, destination, record.raw_bytes)
 
     async def look(self, work: Callable[[ChunkCodec, memoryview], T], source: Lease, nbytes: int) -> T:
         """``work(codec, source[:nbytes])`` on a codec thread, with that thread's codec."""

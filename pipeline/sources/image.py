@@ -217,10 +217,9 @@ class ImageSource(Source):
     async def _decode_here(self, row: ChunkRecord, stored: Lease, raw: Lease) -> None:
         """On the CPU."""
         try:
-            await self._context.codecs.decompress(row, stored, raw)
+            raw_crc = await self._context.codecs.decompress(row, stored, raw)
         except ValueError as error:
             raise BadChunk(f"cannot be decoded: {error}") from error
-        raw_crc = await self._context.workers.crc32c(raw, row.raw_bytes)
         if raw_crc != row.raw_crc32c:
             raise BadChunk(differs("decoded", raw_crc, row.raw_crc32c))
         self.counts.count_decoded(CPU)

@@ -30,4 +30,17 @@ enum {
 int ck_isal_inflate(void *state, const unsigned char *source, size_t nbytes, unsigned char *destination,
                     size_t room, size_t *found);
 
+typedef struct {
+    const unsigned char *stored; /* the stored plane */
+    const uint32_t *lengths;     /* of its blocks; NULL: the plane is stored as it is */
+} ck_stored_plane;
+
+#define CK_PLANE_BLOCK_MOST (256u << 10) /* what caches hold of several planes */
+
+/* Decodes the 1, 2 or 4 planes of a chunk and merges them into destination, block by block while it is in the cache,
+   and takes the CRC32C of that. block: raw bytes of each block but the last, of every coded plane. scratch: width * block
+   bytes. Where it does not return CK_INFLATE_OK, *plane and *number tell the block. */
+int ck_isal_chunk(void *state, const ck_stored_plane *planes, int width, size_t block, unsigned char *destination,
+                  size_t nbytes, unsigned char *scratch, uint32_t *crc, int *plane, size_t *number, size_t *found);
+
 #endif

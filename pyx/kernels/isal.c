@@ -1,5 +1,8 @@
 #include "deflate.h"
 
+#include "crc32c.h"
+#include "planes.h"
+
 #include <dlfcn.h>
 
 /* The first fields of ISA-L's struct inflate_state (igzip_lib.h, the same in every release of major version 2; the
@@ -51,4 +54,36 @@ int ck_isal_inflate(void *state, const unsigned char *source, size_t nbytes, uns
     if (head->total_out != room) return CK_INFLATE_SHORT;
     *found = head->avail_in;
     return head->avail_in ? CK_INFLATE_TRAILER : CK_INFLATE_OK;
+}
+
+int ck_isal_chunk(void *state, const ck_stored_plane *planes, int width, size_t block, unsigned char *destination,
+                  size_t nbytes, unsigned char *scratch, uint32_t *crc, int *plane, size_t *number, size_t *found) {
+    const unsigned char *next[4], *parts[4];
+    size_t step = block * (size_t)width;
+    uint32_t checksum = 0;
+    for (int p = 0; p < width; p++) next[p] = planes[p].stored;
+    for (size_t start = 0, i = 0; start < nbytes; start += step, i++) {
+        size_t part = nbytes - start < step ? nbytes - start : step;
+        for (int p = 0; p < width; p++) {
+            size_t room = (part - (size_t)p + (size_t)width - 1) / (size_t)width;
+            parts[p] = next[p];
+            if (planes[p].lengths == NULL) {
+                next[p] += room;
+            } else if (room) {
+                unsigned char *to = width == 1 ? destination + start : scratch + (size_t)p * block;
+                int outcome = ck_isal_inflate(state, next[p], planes[p].lengths[i], to, room, found);
+                if (outcome != CK_INFLATE_OK) {
+                    *plane = p;
+                    *number = i;
+                    return outcome;
+                }
+                next[p] += planes[p].lengths[i];
+                parts[p] = to;
+            }
+        }
+        if (width > 1) ck_planes_merge(destination + start, parts, part, width);
+        checksum = ck_crc32c(checksum, destination + start, part);
+    }
+    *crc = checksum;
+    return CK_INFLATE_OK;
 }

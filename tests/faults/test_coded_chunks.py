@@ -54,10 +54,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     shown: list[int] = []
     decode = ChunkCodec.decode
 
-    def watched(self: ChunkCodec, record: ChunkRecord, source: memoryview, destination: memoryview) -> None:
+    def watched(self: ChunkCodec, record: ChunkRecord, source: memoryview, destination: memoryview) -> int:
         assert crc32c(source) == record.stored_crc32c, "a decoder was shown bytes whose checksum failed"
         shown.append(record.stored_crc32c)
-        decode(self, record, source, destination)
+        return decode(self, record, source, destination)
 
     monkeypatch.setattr(ChunkCodec, "decode", watched)
     yield shown

@@ -7,10 +7,11 @@ import random
 import numpy
 import pytest
 
-from ckptpipe.pipeline.codecs import DECODABLE, parse_compress
+from ckptpipe.pipeline.codecs import DECODABLE, deflate, parse_compress
 from ckptpipe.pipeline.codecs.chunk_codec import AS_IT_IS, ChunkCodec, Encoded
 from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO, Encoding
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord, check_planes
+from ckptpipe.pyx.checksum import crc32c
 
 chance = random.Random(8)
 CHUNK = 1 << 20
@@ -38,13 +39,22 @@ def encode(text: str, raw: bytes, transform: int = TRANSFORM_AUTO, block: int = 
     return encoded, bytes(room[: encoded.stored_bytes])
 
 
+@pytest.fixture(params=["isal", "zlib"], autouse=True)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whole chunks in one call, and plane by plane."""
+    assert request.param in deflate.libraries()
+    monkeypatch.setattr(deflate, "libraries", lambda: (request.param,))
+    return str(request.param)
+
+
 def decode(encoded: Encoded, stored: bytes, raw_bytes: int) -> bytes:
     record = ChunkRecord(
         0, 0, raw_bytes, 0, stored_bytes=len(stored), transform=encoded.transform, planes=encoded.planes
     )
     guarded = bytearray(b"\xa5" * (raw_bytes + 64))
     with memoryview(guarded)[:raw_bytes] as room:
-        ChunkCodec().decode(record, memoryview(stored), room)
+        crc = ChunkCodec().decode(record, memoryview(stored), room)
+        assert crc == crc32c(room)
     assert guarded[raw_bytes:] == b"\xa5" * 64
     return bytes(guarded[:raw_bytes])
 

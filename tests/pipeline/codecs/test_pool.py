@@ -84,7 +84,7 @@ def test_damage_is_a_value_error_and_the_pool_goes_on() -> None:
                 await pool.decompress(record(8, 100), source, back)
             with pytest.raises(ValueError, match="transform 1 does not make 1 planes"):
                 await pool.decompress(record(8, 100)._replace(transform=1), source, back)
-            with pytest.raises(ValueError, match="9 stored bytes for 100 raw ones"):
+            with pytest.raises(ValueError, match="planes hold 8 stored bytes, the chunk 9"):
                 await pool.decompress(record(8, 100)._replace(stored_bytes=9), source, back)
             with pytest.raises(ValueError, match="bytes into"):
                 await pool.compress(ZSTD, source, SLOT + 1, back, SLOT)
