@@ -101,7 +101,7 @@ def test_sizes_and_alignments_are_the_real_librarys(world: SimWorld, library: ct
     assert Format(world.nvcomp, "Deflate", (6,)).bound(BLOCK) == 11
     half = Format(world.nvcomp, "ANS", (0, FLOAT16), (0, 255))
     assert half.alignments("Compress") == half.alignments("Decompress") == (16, 16, 1)
-    assert -half.bound(MIB) >= 1182256
+    assert -half.bound(MIB) == pytest.approx(1182256, rel=1e-2)
     assert half.bound((16 * MIB) + 1) == 18
     assert half.temp("Compress", 16, MIB) == half.temp("Decompress", 16, MIB) == 0
     assert Format(world.nvcomp, "ANS", (0, 3)).bound(BLOCK) == 11

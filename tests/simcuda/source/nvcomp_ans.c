@@ -94,7 +94,8 @@ static NvStatus decompress_options(const NvOptions *options) {
 }
 
 static size_t bound(size_t n, const NvOptions *options) {
-    return (3616 + n * (options->word[1] == NV_FLOAT16 ? 9 : 11) / 8 + 15) / 16 * 16;
+    size_t bytes = (1056 + n * (options->word[1] == NV_FLOAT16 ? 9 : 11) / 8 + 15) / 16 * 16;
+    return bytes < 3616 ? 3616 : bytes;
 }
 
 static size_t no_temp(size_t chunks, size_t n, const NvOptions *options) {
