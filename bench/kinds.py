@@ -28,7 +28,7 @@ def fp8() -> bytes:
 
     def code(value: float) -> int:
         word = struct.unpack("<I", struct.pack("<f", value))[0]
-        return word >> 24 & 0x80 | min(15, max(0, (word >> 23 & 0xFF) - 120)) << 3 | word >> 20 & 4
+        return int(word >> 24 & 0x80 | min(15, max(0, (word >> 23 & 0xFF) - 120)) << 3 | word >> 20 & 4)
 
     return _either(_noise(1).translate(bytes(map(code, _QUANTILES))), _noise(2).translate(_bits(0x03)))
 
@@ -37,7 +37,7 @@ def optimizer() -> bytes:
     """Second moments of Adam in float32: squares of gradients, with mantissas of noise."""
 
     def exponent(value: float) -> int:
-        return struct.unpack("<I", struct.pack("<f", (1e-4 * value) ** 2))[0] >> 23
+        return int(struct.unpack("<I", struct.pack("<f", (1e-4 * value) ** 2))[0] >> 23)
 
     count = BLOCK // 4
     exponents = _noise(3)[:count].translate(bytes(map(exponent, _QUANTILES)))

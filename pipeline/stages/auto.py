@@ -34,6 +34,9 @@ SAMPLED = 1 << 20
 """Bytes; a stream whose first chunk is at least this large gets a look of its own."""
 LOOK_SECONDS = 2e-3
 """Where the sink has that much to do, another look at bytes that were not worth coding costs nothing."""
+LOOK_WORTH_SECONDS = 5e-3
+PASSED_BY = 4
+"""… and where the sink takes a chunk in less than that time, every fourth gets one."""
 LEISURE = 20e6
 """Bytes a second for which ``leisure`` takes the sink: what is small counts, within what CPUs can do."""
 
@@ -71,6 +74,7 @@ class AutoStage(Stage):
         self._sinks: list[Sink] = []
         self._limit = math.inf
         self._coding = 0
+        self._passed_by = 0
         self._coded_share = 0.0  # of the bytes of about the last `RECENT` chunks
         self._budget = CpuBudget(len(os.sched_getaffinity(0)), lambda: context.codecs.cpu_seconds)
         self._changed = asyncio.Event()
@@ -175,7 +179,7 @@ class AutoStage(Stage):
             sampled = chunk.stream in self._kinds or chunk.raw_bytes < SAMPLED
             if kind is not None and not self._leisure and (sampled or busy):
                 likely = chooser.choose(kind)
-                if likely is None and sink.lag < LOOK_SECONDS:
+                if likely is None and not self._looks_again(chunk, sink):
                     return False
                 if likely is not None and not self._pays(chunk, kind, likely, chooser, waits=busy):
                     return False
@@ -184,6 +188,13 @@ class AutoStage(Stage):
                 return True
             self._changed.clear()
             await self._changed.wait()
+
+    def _looks_again(self, chunk: Chunk, sink: SinkRate) -> bool:
+        """Whether a chunk is looked at though those before it were not worth coding."""
+        if sink.lag < LOOK_SECONDS:
+            return False
+        self._passed_by += 1
+        return chunk.raw_bytes / sink.rate > LOOK_WORTH_SECONDS or self._passed_by % PASSED_BY == 0
 
     def _pays(
         self, chunk: Chunk, kind: Kind, encoding: Encoding, chooser: Chooser, *, waits: bool = False
