@@ -134,7 +134,7 @@ static int gather_round(ck_lane *lane, ck_codec_job **jobs, int count, decode_ro
             ck_table_bytes((size_t)round->count + 1, round->blocks + blocks) > lane->table_room) {
             if (round->count) return 1;
             lane->failure = CK_FAIL_SCRATCH; /* of this job; the others of the batch are tried without it */
-            jobs[0]->need = room + most + 256 + (lane->codec->lane_bytes - lane->arena_room);
+            jobs[0]->need = ck_lane_needed(room + most + 256);
             return 0;
         }
         used += room;

@@ -97,6 +97,9 @@ void ck_lane_finish(ck_lane *lane, ck_codec_job *job);
 
 /* What a lane can hold: bytes of tables for so many chunks and blocks. */
 size_t ck_table_bytes(size_t chunks, size_t blocks);
+#define CK_SUM_BYTES ((2 * CK_MANY_BLOCKS + 1) * 4 * CK_BATCH)
+size_t ck_lane_tables(size_t lane_bytes);  /* what of a lane is tables */
+size_t ck_lane_needed(size_t arena_bytes); /* the smallest lane with such an arena */
 
 /* codec_plan.c */
 int ck_plan_temp(const ck_codec *codec, const ck_plan *plan, size_t blocks, size_t *bytes); /* an nv_status */

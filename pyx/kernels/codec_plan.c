@@ -3,6 +3,8 @@
 #include <math.h>
 
 #define WAVE_MOST 4096u
+#define TABLES_LEAST ((size_t)512 << 10)
+#define TABLES_MOST ((size_t)8 << 20)
 
 static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
@@ -11,6 +13,18 @@ uint32_t ck_plan_blocks(const ck_plan *plan, uint32_t raw) {
 }
 
 size_t ck_table_bytes(size_t chunks, size_t blocks) { return chunks * 4864 + blocks * 128 + 8192; }
+
+size_t ck_lane_tables(size_t lane_bytes) {
+    const size_t share = lane_bytes / 32;
+    return ck_round(share < TABLES_LEAST ? TABLES_LEAST : share > TABLES_MOST ? TABLES_MOST : share, 256);
+}
+
+size_t ck_lane_needed(size_t arena_bytes) {
+    const size_t fixed = ck_round(CK_SUM_BYTES, 256) + arena_bytes;
+    size_t lane = fixed;
+    while (fixed + ck_lane_tables(lane) > lane) lane = ck_round(fixed + ck_lane_tables(lane), 4096);
+    return lane;
+}
 
 int ck_plan_temp(const ck_codec *codec, const ck_plan *plan, size_t blocks, size_t *bytes) {
     const nv_format *format = &codec->nvcomp->format[plan->format];
@@ -55,7 +69,7 @@ int ck_plan_measure(const ck_codec *codec, ck_plan *plan, int *error, const char
         if (*error != NV_SUCCESS) return CK_FAIL_NVCOMP;
         if (plan->wave == 1 || (temp <= lane->arena_room / 2 && room + temp + 256 <= lane->arena_room)) break;
     }
-    plan->need = room + temp + 256 + (codec->lane_bytes - lane->arena_room);
+    plan->need = ck_lane_needed(room + temp + 256);
     if (room + temp + 256 > lane->arena_room || ck_table_bytes(1, blocks) > lane->table_room) return CK_FAIL_SCRATCH;
     return CK_FAIL_NONE;
 }

@@ -8,9 +8,6 @@
 #include <unistd.h>
 
 #define STACK_BYTES ((size_t)1 << 20) /* the driver and nvCOMP run on these stacks */
-#define TABLES_LEAST ((size_t)512 << 10)
-#define TABLES_MOST ((size_t)8 << 20)
-#define SUM_BYTES ((2 * CK_MANY_BLOCKS + 1) * 4 * CK_BATCH)
 #define ENOUGH_BYTES ((size_t)64 << 20) /* a batch of so many waiting bytes does not wait for more */
 
 /* What fails here cannot be helped: the context may be lost. */
@@ -70,13 +67,11 @@ static void find_entries(ck_codec *codec) {
 static int make_lane(ck_codec *codec, ck_lane *lane, cu_address memory, const char **call) {
     const ck_cuda *cuda = codec->cuda;
     const unsigned flags = CU_EVENT_BLOCKS | CU_EVENT_NO_TIMING;
-    size_t tables = codec->lane_bytes / 32;
-    tables = ck_round(tables < TABLES_LEAST ? TABLES_LEAST : tables > TABLES_MOST ? TABLES_MOST : tables, 256);
-    const size_t fixed = ck_round(SUM_BYTES, 256) + tables;
+    const size_t tables = ck_lane_tables(codec->lane_bytes), fixed = ck_round(CK_SUM_BYTES, 256) + tables;
     lane->codec = codec;
     lane->table_room = tables;
     lane->sums = memory;
-    lane->device = memory + ck_round(SUM_BYTES, 256);
+    lane->device = memory + ck_round(CK_SUM_BYTES, 256);
     lane->arena = memory + fixed;
     lane->arena_room = codec->lane_bytes > fixed ? codec->lane_bytes - fixed : 0;
     TRY(cuda->stream_create(&lane->stream, CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
@@ -84,7 +79,7 @@ static int make_lane(ck_codec *codec, ck_lane *lane, cu_address memory, const ch
     TRY(cuda->event_create(&lane->before, flags), "cuEventCreate");
     for (int k = 0; k < CK_BATCH; k++) TRY(cuda->event_create(&lane->copied[k], flags), "cuEventCreate");
     TRY(cuda->host_allocate((void **)&lane->host, tables, CU_HOST_PORTABLE), "cuMemHostAlloc");
-    TRY(cuda->memory_fill(lane->sums, 0, SUM_BYTES, lane->stream), "cuMemsetD8Async");
+    TRY(cuda->memory_fill(lane->sums, 0, CK_SUM_BYTES, lane->stream), "cuMemsetD8Async");
     return 0;
 }
 
