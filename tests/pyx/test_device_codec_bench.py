@@ -8,7 +8,19 @@ from bench import gpu_codec, tensor_like
 from ckptpipe.pyx.device_codec import EncodePlan
 from tests.simcuda import SimWorld
 
-SMALL = "--gib 0.004 --chunks 1 --scratch 32 --ring 8 --pattern 65536 --no-files".split()
+SMALL = [
+    "--gib",
+    "0.004",
+    "--chunks",
+    "1",
+    "--scratch",
+    "32",
+    "--ring",
+    "8",
+    "--pattern",
+    "65536",
+    "--no-files",
+]
 
 
 def test_it_answers(capsys: pytest.CaptureFixture[str]) -> None:
