@@ -4,7 +4,7 @@ Every kind of bytes into every sink, as it is, with each fixed codec and with au
 takes everything at once; memory behind limits of so many bytes a second; a disk. Of each, the time from the first
 byte to the commit counts; of the turns the fastest, since what disturbs only makes slower.
 
-    python -m bench.compress_choice [--turns 2] [--seconds 0.4] [--kinds bf16 text] [--sinks null disk]
+    python -m bench.compress_choice [--turns 3] [--seconds 1] [--kinds bf16 text] [--sinks null disk]
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def fastest(block: bytes, place: Place, turns: int) -> dict[str, Run]:
     """The fastest run of each choice; they take turns, in an order that moves on."""
     choices = ["none", "auto", *place.rivals]
     best: dict[str, Run] = {}
-    for turn in range(turns if place.limit else 3 * turns):  # short runs, the first to be disturbed
+    for turn in range(turns if place.limit else 2 * turns):  # short runs, the first to be disturbed
         for choice in choices[turn % len(choices) :] + choices[: turn % len(choices)]:
             run = save(block, place, choice)
             if choice not in best or run.seconds < best[choice].seconds:
@@ -104,8 +104,8 @@ def fastest(block: bytes, place: Place, turns: int) -> dict[str, Run]:
 
 
 def measure(
-    turns: int = 2,
-    seconds: float = 0.25,
+    turns: int = 1,
+    seconds: float = 0.2,
     kinds: Sequence[str] = tuple(KINDS),
     sinks: Sequence[str] = (),
 ) -> Answer:
@@ -177,8 +177,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.25, help="of a run without compression, about")
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a run without compression, about")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--sinks", nargs="+", default=[], help="null, memory, '1 GB/s', disk, …")
     arguments = parser.parse_args()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import graph_overhead, launch_overhead, memory_flat, nvme_vs_fio, s3_vs_peers
+from bench import compress_choice, graph_overhead, launch_overhead, memory_flat, nvme_vs_fio, s3_vs_peers
 from bench.report import OUT, Answer, Table
 
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
@@ -21,6 +21,7 @@ BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
     "s3_vs_peers": s3_vs_peers.measure,
     "memory_flat": memory_flat.measure,
     "launch_overhead": launch_overhead.measure,
+    "compress_choice": compress_choice.measure,
 }
 ON_A_GPU = ("gpu", "gpu_load", "gpu_launch", "gpu_compress")
 """Run by hand on a machine with a GPU; their answers are gathered with the others."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
 
-from bench import graph_overhead, memory_flat, nvme_vs_fio, report, run, s3_vs_peers, scratch
+from bench import compress_choice, graph_overhead, memory_flat, nvme_vs_fio, report, run, s3_vs_peers, scratch
 from bench.image_like import BLOCK, ImageLike
+from bench.kinds import KINDS
 from bench.measured import MeasuredWorkFailed, Work, run_program, run_work
 from bench.report import Answer, Table
 from tests.services.process import ServiceMissing, find_program
@@ -60,6 +62,21 @@ def test_s3_vs_peers() -> None:
     clients, _ = s3_vs_peers.available()
     answer = s3_vs_peers.measure(nbytes=24 * MIB, repeat=1)
     check(answer, 3 * len(clients))
+
+
+def test_compress_choice() -> None:
+    answer = compress_choice.measure(turns=1, seconds=0.01, kinds=("int4", "text"), sinks=("null", "disk"))
+    check(answer, 4)
+    for row in answer.table.records():
+        assert row["ratio"] >= 0.99 and row["auto MB/s"] > 0, row
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_bytes_are_the_same_every_time(kind: str) -> None:
+    block = KINDS[kind]()
+    assert len(block) == BLOCK and block == KINDS[kind]()
+    gained = BLOCK / len(zlib.compress(block[: 1 << 20], 1)) / 8
+    assert (gained < 1.001) is (kind == "random")
 
 
 def test_results_has_a_section_for_each_answer() -> None:
