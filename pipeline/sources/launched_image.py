@@ -21,6 +21,7 @@ from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.launch import HandoverFailed
 from ckptpipe.pipeline.sources.abc import Stream, fillers, first_error
 from ckptpipe.pipeline.sources.driver_image import DriverImageSource, Piece, made
+from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.shielded import in_thread
 
 ALIGNMENT = 4096  # of what is stored: a chunk's padding ends there
@@ -50,15 +51,14 @@ class LaunchedImageSource(DriverImageSource):
     """
 
     early = True  # send while the driver works
-    early_jobs = (
-        0  # copies at a time meanwhile, since the driver wants the CPUs too; 0: a quarter of the workers
-    )
+    early_jobs = 0  # threads that copy meanwhile, where the driver's leave a CPU idle; 0: half of the workers
 
     def __init__(self, driver: CudaDriver, sessions: Sequence[ProcessSession], lock_timeout: float) -> None:
         super().__init__(driver, sessions, lock_timeout)
         self.kind = shown(LAUNCH, driver.simulated)
         self._fallen_back = 0
         self._growing: dict[int, GrowingImage] = {}  # by stream
+        self._aside: WorkerPool | None = None
 
     async def open(self, context: GraphContext) -> None:
         await super().open(context)
@@ -71,13 +71,15 @@ class LaunchedImageSource(DriverImageSource):
                     session.notes.append(f"{session}: its pool was not made ready: {error.message}")
             await in_thread(pool.map)
         self._builds = await in_thread(known_builds)
+        self._early_jobs = self.early_jobs or max(1, context.workers.threads // 2)
+        self._early = asyncio.Semaphore(self._early_jobs)
+        if self.early:
+            self._aside = WorkerPool(self._early_jobs, idle=True)
 
     async def run(self, outlet: Outlet) -> None:
         for session in self._sessions:
             await session.lock(self._lock_timeout)
         count = fillers(self._context)
-        self._early_jobs = self.early_jobs or max(1, self._context.workers.threads // 4)
-        self._early = asyncio.Semaphore(self._early_jobs)
         self._parts = asyncio.Queue[Part | None]()
 
         async def capture() -> None:
@@ -258,14 +260,14 @@ class LaunchedImageSource(DriverImageSource):
 
     async def _early_chunk(self, image: GrowingImage, number: int) -> Chunk | None:
         """A copy: what is stored must be what was checksummed, though the driver may write to it again."""
-        context = self._context
         start, nbytes = image.range_of(number)
         async with self._early:
-            with released_on_error(await context.ring.acquire()) as slot:
+            with released_on_error(await self._context.ring.acquire()) as slot:
                 if not image.settled:
+                    assert self._aside is not None
                     image.note(number)
                     with image.pool.lend(image.image.offset + start, nbytes) as lent:
-                        scan = await context.workers.copy(slot, lent, nbytes)
+                        scan = await self._aside.copy(slot, lent, nbytes)
                     image.sums[number] = scan.crc32c
                     return made(image.stream, number, nbytes, scan, slot)
                 slot.release()
@@ -293,6 +295,8 @@ class LaunchedImageSource(DriverImageSource):
 
     async def aclose(self) -> None:
         """Returns when nothing reads the pools any more: the driver may restore from them then."""
+        if self._aside is not None:
+            await self._aside.aclose()
         for session in self._sessions:
             if session.pool is not None:
                 await session.pool.drained()
