@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from ckptpipe.pipeline.codecs.pool import CodecPool
@@ -21,7 +21,8 @@ from ckptpipe.pipeline.settings import (
     Settings,
 )
 from ckptpipe.pyx.io_engine import IoEngine, open_engine
-from ckptpipe.pyx.staging import StagingRing
+from ckptpipe.pyx.memory import populate
+from ckptpipe.pyx.staging import Lease, StagingRing
 from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.abc import BackendContext
 from ckptpipe.storage_backends.shielded import in_thread, shielded
@@ -29,6 +30,10 @@ from ckptpipe.storage_backends.shielded import in_thread, shielded
 DEFAULT_RING = 256 * MIB
 SMALL_RING = 64 * MIB  # holds a part of the store with room to spare, and costs little to prefault
 RING_MIN_SLOTS = 8
+
+
+async def _touch(lease: Lease) -> None:
+    await in_thread(populate, lease)
 
 
 class GraphContext:
@@ -93,9 +98,10 @@ class GraphContext:
         return self._ring
 
     async def prepare(self) -> None:
-        """Make the staging ring, off the loop: prefaulting takes its time."""
+        """Make the staging ring, off the loop. Its pages come in slot by slot, on threads, beside the work."""
         if self._ring is None and self._ring_wanted:
-            await in_thread(lambda: self.ring)
+            slots = self.ring_bytes // self.chunk_bytes
+            self._ring = await in_thread(self.make_ring, slots, 0, None, True)
 
     @property
     def codecs(self) -> CodecPool:
@@ -108,8 +114,12 @@ class GraphContext:
         """What backends are lent. Half of the ring may wait in writers, the other half is being filled."""
         return BackendContext(io=self.io, workers=self.workers, inflight_bytes=self.ring_bytes // 2)
 
-    def make_ring(self, slots: int, slot_bytes: int = 0, numa_node: int | None = None) -> StagingRing:
-        """One more ring (codec output, packing, a GPU on another NUMA node), closed with the run."""
+    def make_ring(
+        self, slots: int, slot_bytes: int = 0, numa_node: int | None = None, on_demand: bool = False
+    ) -> StagingRing:
+        """One more ring (codec output, packing, a GPU on another NUMA node), closed with the run.
+
+        ``on_demand``: a slot's pages are faulted in at its first use; else all of them now."""
         settings = self.settings
         ring = StagingRing(
             max(slots, 1),
@@ -117,6 +127,7 @@ class GraphContext:
             huge_pages=settings.huge_pages,
             numa_node=settings.numa_node if numa_node is None else numa_node,
             lock=settings.lock_memory,
+            toucher=_touch if on_demand else None,
         )
         self._rings.append(ring)
         return ring
@@ -136,13 +147,19 @@ class GraphContext:
         facts.notes.extend(self.notes)
 
     async def aclose(self) -> None:
-        await self.io.drain()
-        if self._codecs is not None:
-            await self._codecs.aclose()
-        await self.workers.aclose()
-        await self.io.aclose()
+        """Everything, also what comes after a part that fails; rings that a hung device may still write to stay."""
+        async with AsyncExitStack() as last_first:
+            last_first.callback(self._close_rings)
+            last_first.push_async_callback(self.io.aclose)
+            last_first.push_async_callback(self.workers.aclose)
+            if self._codecs is not None:
+                last_first.push_async_callback(self._codecs.aclose)
+            last_first.push_async_callback(self.io.drain)
+
+    def _close_rings(self) -> None:
         for ring in self._rings:
-            ring.close()
+            if not (self.io.inflight and ring.in_use):
+                ring.close()
 
 
 def check_settings(settings: Settings) -> None:

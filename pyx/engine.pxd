@@ -53,6 +53,8 @@ cdef class Engine:
     cdef dict busy
     cdef list waiters
     cdef int64_t accepted
+    cdef public double patience  # seconds without any answer after which waiting ends
+    cdef double moved  # loop's time of the last call or answer
     cdef bint flush_scheduled, retry_scheduled, closing, closed
 
     # What an engine is: four calls.

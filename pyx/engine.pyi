@@ -17,6 +17,7 @@ class Engine:
     _limit_transfer: (
         int  # bytes of one transfer at most; tests make it small, so that transfers are continued
     )
+    patience: float  # seconds without any answer after which `drain` and `aclose` raise StuckIo
     @property
     def name(self) -> str: ...
     @property

@@ -19,7 +19,7 @@ from posix.unistd cimport close as c_close
 from posix.unistd cimport getpid
 from posix.unistd cimport read as c_read
 
-from ckptpipe.pyx.errors import CkptpipeError, io_error
+from ckptpipe.pyx.errors import CkptpipeError, StuckIo, io_error
 
 cdef extern from "<fcntl.h>" nogil:
     const int O_DIRECT
@@ -37,11 +37,17 @@ cdef int64_t TRANSFER_MAX = 0x7FFFF000  # the kernel cuts longer transfers here 
 cdef int64_t BLOCK = 4096  # direct transfers are continued at multiples of this
 
 cdef double RETRY_SECONDS = 0.001
+cdef double PATIENCE_SECONDS = 60.0  # a healthy device answers in far less, whatever its queue
 
 cdef object _NAMES = ("read", "write", "fsync", "fallocate")
 
 # Strong references: the kernel may still write into memory that an engine's operations hold.
 cdef set _OPEN = set()
+
+
+def _expire(waiter):
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def live_engines():
@@ -114,6 +120,8 @@ cdef class Engine:
         self.why = why
         self.notes = []
         self._limit_transfer = TRANSFER_MAX
+        self.patience = PATIENCE_SECONDS
+        self.moved = self.loop.time()
         self.queue = deque()
         self.slots = [None] * depth
         self.unused = list(range(depth - 1, -1, -1))
@@ -168,27 +176,45 @@ cdef class Engine:
     async def drain(self, fd=None):
         """Wait until no operation on ``fd`` (on any file) is accepted or in the kernel.
 
-        Shielded: when the waiting task is cancelled, it still waits, and is cancelled then.
+        Shielded: when the waiting task is cancelled, it still waits, and is cancelled then. StuckIo where no
+        operation at all has been answered for `patience` seconds: the kernel still has their memory, which
+        they keep, and descriptors that they read and write must stay open.
         """
         cancelled = None
         while (fd in self.busy) if fd is not None else self.accepted:
             waiter = self.loop.create_future()
             entry = (fd, waiter)
             self.waiters.append(entry)
+            timer = self.loop.call_at(self.moved + self.patience, _expire, waiter)
             try:
                 await waiter
             except asyncio.CancelledError as error:
                 cancelled = error
+            finally:
+                timer.cancel()
                 if entry in self.waiters:
                     self.waiters.remove(entry)
+            if cancelled is None and self.accepted and self.loop.time() >= self.moved + self.patience:
+                raise self._stuck()
         if cancelled is not None:
             try:
                 raise cancelled
             finally:
                 cancelled = None
 
+    def _stuck(self):
+        cdef Operation op
+        held = [(_NAMES[op.kind], op.path) for op in self.slots if op is not None]
+        first = f" ({held[0][0]} {held[0][1]})" if held else ""
+        return StuckIo(
+            f"{self.accepted} I/O operations{first} have not been answered for {self.patience:.0f} s: "
+            "their memory stays with the kernel until this process ends",
+            cure="the device or the server behind that file hangs: see the kernel's log, and end the process",
+        )
+
     async def aclose(self):
-        """Refuse new operations, wait for those under way, free everything. Idempotent."""
+        """Refuse new operations, wait for those under way, free everything. Idempotent. StuckIo as `drain`:
+        nothing is freed then, and a later call tries again."""
         if self.closed or self.pid != getpid():
             return
         self.closing = True
@@ -236,6 +262,7 @@ cdef class Engine:
     cdef object enqueue(self, Operation op):
         op.future = future = self.loop.create_future()
         self.accepted += 1
+        self.moved = self.loop.time()
         self.busy[op.fd] = self.busy.get(op.fd, 0) + 1
         cdef Py_ssize_t room = len(self.unused)
         self.queue.append(op)
@@ -363,6 +390,7 @@ cdef class Engine:
             op.slot = -1
         op.lease = None
         self.accepted -= 1
+        self.moved = self.loop.time()
         left = <int>self.busy[op.fd] - 1
         if left:
             self.busy[op.fd] = left

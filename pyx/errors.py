@@ -25,6 +25,10 @@ class CkptpipeError(Exception):
         return f"{self.message}; {self.cure}" if self.cure else self.message
 
 
+class StuckIo(CkptpipeError):
+    """The kernel does not give operations back: what waited for them gave up, and left their memory alone."""
+
+
 class IoError(CkptpipeError, OSError):
     """A system call failed: keeps ``errno``, ``operation`` ("write", "fsync", …) and ``filename``.
 

@@ -79,11 +79,12 @@ class IoEngine(Protocol):
         ...
 
     async def drain(self, fd: int | None = None) -> None:
-        """Wait until no operation on ``fd`` (on any file) is in the kernel; shielded from cancellation."""
+        """Wait until no operation on ``fd`` (on any file) is in the kernel; shielded from cancellation. StuckIo
+        where nothing was answered for a minute."""
         ...
 
     async def aclose(self) -> None:
-        """Wait for what is under way and free everything. Idempotent."""
+        """Wait for what is under way and free everything. Idempotent. StuckIo as `drain`, with nothing freed."""
         ...
 
 

@@ -30,6 +30,8 @@ cdef class Mapping:
     cdef readonly Py_ssize_t exports
     cdef long owner_pid
     cdef bint counted
+    cdef bint prefaulted
+    cdef bint thp
 
     cdef unsigned char* pointer(self) noexcept
     cdef void _advise(self) noexcept

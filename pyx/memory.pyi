@@ -1,8 +1,14 @@
 """Aligned anonymous memory: huge pages, prefault, NUMA policy, locking (types of memory.pyx)."""
 
+import sys
 from typing import Literal
 
 from ckptpipe.pyx.errors import CkptpipeError
+
+if sys.version_info >= (3, 12):
+    from collections.abc import Buffer
+else:
+    from typing_extensions import Buffer
 
 HugePages = Literal["auto", "thp", "hugetlb", "off"]
 HUGE_PAGE_MODES: tuple[str, ...]
@@ -23,6 +29,7 @@ class Mapping:
         lock: bool = False,
         prefault_threads: int = 0,
         require_huge_pages: bool = False,
+        prefault: bool = True,
     ) -> None: ...
     @property
     def address(self) -> int: ...
@@ -54,6 +61,7 @@ class Mapping:
     def __exit__(self, *exc: object) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+def populate(buffer: Buffer) -> None: ...  # fault in a fresh, page-aligned buffer's pages
 def live_mappings() -> int: ...
 def numa_nodes() -> tuple[int, ...]: ...
 def transparent_page_size() -> int: ...  # bytes, 0 where the kernel has none

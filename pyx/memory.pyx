@@ -13,7 +13,9 @@ from typing import Literal
 
 from ckptpipe.pyx.errors import CkptpipeError
 
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
+from cpython.buffer cimport (
+    PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+)
 from libc.errno cimport errno as c_errno
 from libc.stdint cimport int64_t
 from posix.unistd cimport getpid
@@ -49,6 +51,9 @@ class MappingError(CkptpipeError):
 cdef class Mapping:
     """``nbytes`` of private anonymous memory, zeroed, prefaulted, aligned to its page size.
 
+    ``prefault=False`` leaves pages to be faulted in when they are used (`measure` then says what they are);
+    hugetlb pages and those of a locked mapping are faulted in all the same.
+
     ``huge_pages``: ``thp`` (``auto`` means it) asks for transparent huge pages, ``hugetlb`` for reserved
     2 MiB pages, ``off`` for base pages. Where huge pages are not to be had the mapping falls back (hugetlb,
     thp, off) and ``why`` says the reason; ``require_huge_pages=True`` raises MappingError instead. What was
@@ -64,7 +69,7 @@ cdef class Mapping:
         self.owner_pid = getpid()
 
     def __init__(self, Py_ssize_t nbytes, *, str huge_pages="auto", numa_node=None, bint lock=False,
-                 int prefault_threads=0, bint require_huge_pages=False):
+                 int prefault_threads=0, bint require_huge_pages=False, bint prefault=True):
         global live
         if self.raw.reserved != NULL:
             raise RuntimeError("Mapping is initialised already")
@@ -89,6 +94,7 @@ cdef class Mapping:
         if wanted == "hugetlb" and not self._open_hugetlb(numa_node, prefault_threads, require_huge_pages):
             wanted = "thp"
         if self.raw.reserved == NULL:
+            self.prefaulted = prefault or lock or require_huge_pages
             self._open_anonymous(wanted, numa_node, prefault_threads, require_huge_pages)
         if lock:
             self._lock()
@@ -101,6 +107,7 @@ cdef class Mapping:
             self._advise()
             self._bind(numa_node)
             error = self._prefault(HUGETLB_PAGE, threads)
+            self.prefaulted = True
             if error:  # reserved pages exist, but not on this node or within this cgroup's limit
                 ck_mapping_close(&self.raw)
         if error == 0:
@@ -136,11 +143,11 @@ cdef class Mapping:
         self._advise()
         try:
             self._bind(numa_node)
-            error = self._prefault(align, threads)
+            error = self._prefault(align, threads) if self.prefaulted else 0
             if error:
                 raise MappingError(f"cannot prefault {self.nbytes} bytes", error,
                                    cure="make the ring smaller, or raise the cgroup's limit on memory")
-            self._measure(thp, huge, reason)
+            self._measure(thp, huge, reason, self.raw.nbytes if self.prefaulted else 0)
             if wanted == "thp" and required and self.huge_pages != "thp":
                 raise MappingError(f"no huge pages for a mapping of {self.nbytes} bytes ({self.why})",
                                    cure="set /sys/kernel/mm/transparent_hugepage/enabled to madvise")
@@ -148,19 +155,25 @@ cdef class Mapping:
             ck_mapping_close(&self.raw)
             raise
 
-    def _measure(self, bint thp, Py_ssize_t huge, reason):
-        """Ask the kernel what the pages really are."""
-        found = anonymous_huge_bytes(<size_t>self.raw.address, self.raw.nbytes)
+    def measure(self, Py_ssize_t touched):
+        """Ask the kernel again what the pages are; ``touched`` bytes from the start have been faulted in."""
+        if self.raw.reserved != NULL and not self.prefaulted:
+            self._measure(self.thp, transparent_page_size(), "", touched)
+
+    def _measure(self, bint thp, Py_ssize_t huge, reason, Py_ssize_t touched):
+        """Ask the kernel what the pages of the first ``touched`` bytes really are."""
+        self.thp = thp
+        found = anonymous_huge_bytes(<size_t>self.raw.address, self.raw.nbytes) if touched else 0
         self.huge_bytes = found or 0
-        cdef Py_ssize_t whole = (<Py_ssize_t>self.raw.nbytes) // huge * huge if huge else 0
+        cdef Py_ssize_t whole = touched // huge * huge if huge else 0
         if thp and found is None:
             reason = "thp: /proc/self/smaps cannot be read, so what the kernel gave is not known"
-        elif thp and self.huge_bytes < whole:
+        elif thp and self.huge_bytes < whole and touched:
             reason = (f"thp: the kernel gave huge pages for {self.huge_bytes} of {whole} bytes "
                       "(/sys/kernel/mm/transparent_hugepage/enabled, fragmentation)")
         self.huge_pages = "thp" if self.huge_bytes else "off"
         self.page_size = huge if self.huge_bytes and self.huge_bytes >= whole else BASE_PAGE
-        if reason:
+        if reason and reason not in self.why:
             self.why = f"{self.why}; {reason}" if self.why else reason
 
     cdef void _advise(self) noexcept:
@@ -289,6 +302,18 @@ cdef class Mapping:
 
 def _limit(value):
     return "unlimited" if value == resource.RLIM_INFINITY else f"{value} bytes"
+
+
+def populate(buffer):
+    """Fault in the pages of a fresh, page-aligned, writable buffer, off the GIL. Where the kernel refuses, they
+    come when they are used: nothing is lost but time."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
+    try:
+        with nogil:
+            ck_prefault(<unsigned char*>view.buf, view.len, BASE_PAGE, 1)
+    finally:
+        PyBuffer_Release(&view)
 
 
 def live_mappings():

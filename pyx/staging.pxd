@@ -46,9 +46,12 @@ cdef class StagingRing:
     cdef Py_ssize_t each
     cdef Py_ssize_t* stack  # the free slots; the last returned goes out first, it is the warmest
     cdef Py_ssize_t nfree
+    cdef Py_ssize_t touched  # slots from here on have not been used: their pages are not there yet
+    cdef object toucher
     cdef object waiters
     cdef object __weakref__
 
     cdef Lease take(self, Py_ssize_t slot)
+    cdef bint first_use(self, Lease lease) noexcept
     cdef void give_back(self, Py_ssize_t slot) noexcept
     cdef int _check_open(self) except -1

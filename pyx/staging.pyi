@@ -1,7 +1,7 @@
 """Staging ring and leases (types of staging.pyx)."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal, Never, final
 
 if sys.version_info >= (3, 12):
@@ -47,7 +47,7 @@ class Lease:
     def __len__(self) -> int: ...
 
 class StagingRing:
-    """``slots`` buffers of ``slot_bytes`` in one page-aligned, prefaulted mapping."""
+    """``slots`` buffers of ``slot_bytes`` in one page-aligned mapping, prefaulted or faulted in slot by slot."""
 
     def __init__(
         self,
@@ -59,6 +59,8 @@ class StagingRing:
         lock: bool = False,
         prefault_threads: int = 0,  # 0: chosen from the size and the CPUs
         require_huge_pages: bool = False,  # MappingError instead of a fallback
+        toucher: Callable[[Lease], Awaitable[object]]
+        | None = None,  # faults pages of a slot in at its first use
     ) -> None: ...
     @property
     def slots(self) -> int: ...
@@ -78,6 +80,8 @@ class StagingRing:
     def locked(self) -> bool: ...
     @property
     def numa_node(self) -> int | None: ...
+    @property
+    def used_slots(self) -> int: ...  # whose pages are there: all of a prefaulted ring
     @property
     def free(self) -> int: ...
     @property

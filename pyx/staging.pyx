@@ -262,9 +262,13 @@ cdef class Waiter:
 
 
 cdef class StagingRing:
-    """``slots`` buffers of ``slot_bytes`` in one page-aligned, prefaulted mapping.
+    """``slots`` buffers of ``slot_bytes`` in one page-aligned mapping.
 
-    ``slot_bytes``: a multiple of 4096. The other arguments are those of `memory.Mapping`; what was got is in
+    ``slot_bytes``: a multiple of 4096. ``toucher`` None: the mapping is prefaulted. Else it is a function of
+    a lease that faults its pages in (`memory.populate`) and returns an awaitable: `acquire` awaits it for a
+    slot that is used for the first time, and slots that were used before go out first, so that memory which a
+    run does not need is never there, and what it needs arrives beside its work. The other arguments are those
+    of `memory.Mapping`; what was got is in
     ``huge_pages``, ``page_size``, ``why``, ``numa_node``, ``locked``. Tasks of several loops and threads may
     share a ring: it is guarded by the GIL.
     """
@@ -274,7 +278,8 @@ cdef class StagingRing:
         self.base = NULL
 
     def __init__(self, Py_ssize_t slots, Py_ssize_t slot_bytes=8 << 20, *, str huge_pages="auto",
-                 numa_node=None, bint lock=False, int prefault_threads=0, bint require_huge_pages=False):
+                 numa_node=None, bint lock=False, int prefault_threads=0, bint require_huge_pages=False,
+                 toucher=None):
         if self.stack != NULL:
             raise RuntimeError("StagingRing is initialised already")
         if slots < 1:
@@ -284,7 +289,9 @@ cdef class StagingRing:
         if slots > (<Py_ssize_t>1 << 48) // slot_bytes:
             raise ValueError(f"a ring of {slots} slots of {slot_bytes} bytes exceeds the address space")
         self.mapping = Mapping(slots * slot_bytes, huge_pages=huge_pages, numa_node=numa_node, lock=lock,
-                               prefault_threads=prefault_threads, require_huge_pages=require_huge_pages)
+                               prefault_threads=prefault_threads, require_huge_pages=require_huge_pages,
+                               prefault=toucher is None)
+        self.toucher = toucher
         self.stack = <Py_ssize_t*>malloc(slots * sizeof(Py_ssize_t))
         if self.stack == NULL:
             self.mapping.close()
@@ -294,6 +301,7 @@ cdef class StagingRing:
         self.each = slot_bytes
         self.waiters = deque()
         self.nfree = slots
+        self.touched = slots if self.mapping.prefaulted else 0
         cdef Py_ssize_t i
         for i in range(slots):
             self.stack[i] = slots - 1 - i
@@ -320,11 +328,13 @@ cdef class StagingRing:
     @property
     def page_size(self):
         """Effective page size in bytes."""
+        self.mapping.measure(self.touched * self.each)
         return self.mapping.page_size
 
     @property
     def huge_pages(self):
         """Effective kind of pages: hugetlb, thp or off."""
+        self.mapping.measure(self.touched * self.each)
         return self.mapping.huge_pages
 
     @property
@@ -339,6 +349,11 @@ cdef class StagingRing:
     @property
     def numa_node(self):
         return self.mapping.numa_node
+
+    @property
+    def used_slots(self):
+        """Slots whose pages are there: all of a prefaulted ring."""
+        return self.touched
 
     @property
     def free(self):
@@ -388,22 +403,42 @@ cdef class StagingRing:
         self.stack[self.nfree] = slot
         self.nfree += 1
 
+    cdef bint first_use(self, Lease lease) noexcept:
+        """Slots that were never out lie lowest in the stack, in order; the first is slot `touched`."""
+        if lease.region.slot < self.touched:
+            return False
+        self.touched = lease.region.slot + 1
+        return True
+
+    async def touch(self, Lease lease):
+        try:
+            await self.toucher(lease)
+        except BaseException:
+            lease.release()
+            raise
+
     def try_acquire(self):
         """A lease, or None when the ring is exhausted or others wait. Never suspends."""
         if self.nfree == 0:
             self._check_open()
             return None
         self.nfree -= 1
-        return self.take(self.stack[self.nfree])
+        cdef Lease lease = self.take(self.stack[self.nfree])
+        self.first_use(lease)
+        return lease
 
     async def acquire(self):
         """A lease on a whole slot; suspends while the ring is exhausted, first come first served.
 
         A cancelled call gives its place up, and the slot too if it was handed over in the same moment.
         """
+        cdef Lease lease
         if self.nfree:
             self.nfree -= 1
-            return self.take(self.stack[self.nfree])
+            lease = self.take(self.stack[self.nfree])
+            if self.first_use(lease):
+                await self.touch(lease)
+            return lease
         self._check_open()
         cdef Waiter waiter = Waiter(_get_running_loop())
         self.waiters.append(waiter)

@@ -132,7 +132,7 @@ async def scanned_chunk(context: GraphContext, lease: Lease, stream: int, number
 
 def fillers(context: GraphContext) -> int:
     """How many tasks of a source fill slots side by side."""
-    return max(2, min(context.ring.slots // 2, 16))
+    return max(2, min(context.ring.slots // 2, 8))
 
 
 async def in_parallel(count: int, work: Any) -> None:

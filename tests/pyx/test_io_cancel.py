@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.pyx.errors import CkptpipeError, StuckIo
 from ckptpipe.pyx.io_engine import EngineName
 from ckptpipe.pyx.staging import lease_buffer, outstanding
 from tests.pyx.engines import ENGINES, LOOPS, REFUSED, content, engine, pipe, ring, run
@@ -173,6 +173,29 @@ def test_close_waits_and_refuses(kind: EngineName, loop: str) -> None:
                 await io.aclose()
                 with pytest.raises(CkptpipeError, match="closed"):
                     io.fsync(source, "pipe")
+
+    run(main(), loop)
+
+
+def test_a_read_that_never_ends(kind: EngineName, loop: str) -> None:
+    """`aclose` gives up with a clear error, frees nothing that the kernel has, and can be called again."""
+
+    async def main() -> None:
+        async with engine(kind) as io:
+            with ring(1) as staging, pipe() as (source, sink):
+                with await staging.acquire() as lease:
+                    reading = io.read(source, lease, 1, -1, "/mnt/hung/pipe")
+                await turns()
+                io.patience = 0.05
+                with pytest.raises(StuckIo, match=r"1 I/O operations \(read /mnt/hung/pipe\)") as caught:
+                    await io.aclose()
+                assert "kernel's log" in caught.value.cure
+                assert (io.inflight, staging.in_use) == (1, 1)
+                with pytest.raises(StuckIo):
+                    await io.drain(source)
+                os.write(sink, b"x")
+                assert await reading == 1
+                await io.aclose()
 
     run(main(), loop)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 import gc
 import mmap
@@ -55,6 +57,56 @@ def test_the_last_slot_given_back_goes_out_first() -> None:
     with taken(ring) as again:
         assert again.slot == slot
     ring.close()
+
+
+def test_slots_are_touched_at_their_first_use_and_used_ones_go_out_first() -> None:
+    touched: list[int] = []
+
+    async def touch(lease: Lease) -> None:
+        touched.append(lease.slot)
+        await asyncio.sleep(0)
+
+    async def main() -> None:
+        ring = StagingRing(4, SLOT, toucher=touch)
+        assert (ring.used_slots, ring.free) == (0, 4)
+        first, second = await ring.acquire(), await ring.acquire()
+        first.release()
+        again = await ring.acquire()
+        assert (again.slot, touched, ring.used_slots) == (0, [0, 1], 2)
+        third = taken(ring)  # nothing is awaited there: its pages come as they are used
+        assert (third.slot, touched, ring.used_slots) == (2, [0, 1], 3)
+        cancelled = asyncio.ensure_future(ring.acquire())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert (touched, ring.free) == ([0, 1, 3], 1)
+        for lease in (second, again, third):
+            lease.release()
+        ring.close()
+
+    asyncio.run(main())
+
+
+def test_a_ring_whose_pages_come_with_their_use() -> None:
+    """Its pages are those of a prefaulted one, and a slot that nobody used has none."""
+
+    async def touch(lease: Lease) -> None:
+        await asyncio.to_thread(memory.populate, lease)
+
+    async def main() -> None:
+        with (
+            contextlib.closing(StagingRing(4, 4 << 20, toucher=touch)) as ring,
+            contextlib.closing(StagingRing(4, 4 << 20)) as plain,
+        ):
+            assert memory.anonymous_huge_bytes(ring.address, ring.nbytes) == 0
+            lease = await ring.acquire()
+            assert (ring.page_size, ring.huge_pages) == (plain.page_size, plain.huge_pages)
+            found = memory.anonymous_huge_bytes(ring.address, ring.nbytes)
+            assert found in (0, lease.nbytes)  # 0: this machine has no huge pages
+            lease.release()
+
+    asyncio.run(main())
 
 
 def test_a_slot_goes_back_when_the_last_share_or_slice_is_released() -> None:
