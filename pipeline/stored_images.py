@@ -135,17 +135,24 @@ async def gc(
     *,
     older_than: float = GC_AGE,
     dry_run: bool = False,
+    orphan_stripes: bool = False,
     options: Options | None = None,
     settings: Settings | None = None,
 ) -> GcResult:
     """Remove what crashed and overwritten saves left at ``url``: an image's URL, or one that holds images.
 
-    Kept: what a manifest names, what a live lease protects, what is younger than ``older_than`` seconds.
+    Kept: what a manifest names, what a live lease protects, what is younger than ``older_than`` seconds; and
+    stripes of an image whose first directory ``url`` does not name, but with ``orphan_stripes``: say so only where
+    that directory is gone for good, for it holds the manifest.
     """
     async with opened(url, options, settings) as (backend, _):
         items = []
         if await saves_at(backend) or await backend.pending():
-            items += await collect(backend, older_than=older_than, dry_run=dry_run)
+            items += await collect(
+                backend, older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes
+            )
         for name in await backend.children():
-            items += await collect(backend.child(name), older_than=older_than, dry_run=dry_run)
+            items += await collect(
+                backend.child(name), older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes
+            )
         return GcResult(backend.url, items)

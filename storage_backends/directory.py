@@ -101,9 +101,10 @@ class Directory:
         if not os.access(self.path, os.R_OK | os.X_OK, effective_ids=True):
             raise storage_error(OSError(errno.EACCES, ""), "list", self.path)
 
-    def make(self) -> None:
-        """Make it and its missing parents, mode 0700, durably. What exists keeps its mode."""
-        missing = []
+    def make(self) -> list[str]:
+        """Make it and its missing parents, mode 0700, durably. What exists keeps its mode. What was made, the
+        outermost first."""
+        missing, made = [], []
         path = self.path
         while not os.path.isdir(path):
             missing.append(path)
@@ -120,8 +121,10 @@ class Directory:
                 continue
             except OSError as error:
                 raise storage_error(error, "mkdir", path) from error
+            made.append(path)
             self._set_mode(path, DIRECTORY_MODE)
             _sync_directory(os.path.dirname(path))
+        return made
 
     def check_writable(self) -> None:
         if not os.access(self.path, os.W_OK | os.X_OK, effective_ids=True):

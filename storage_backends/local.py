@@ -67,6 +67,7 @@ class LocalState:
         self.writers: set[ExtentWriter] = set()
         self.direct = DirectFacts()
         self.notes: dict[str, None] = {}
+        self.made: list[str] = []  # directories that were not there before, outermost first
 
     def note(self, text: str) -> None:
         self.notes[text] = None
@@ -105,7 +106,7 @@ class LocalBackend(Backend):
         stripes: dict[int, builtins.list[str]] = {}
         for directory in self._directories:
             if writing:
-                directory.make()
+                self._state.made += directory.make()
             directory.check()
             if writing:
                 self._check_writable(directory)
@@ -182,6 +183,8 @@ class LocalBackend(Backend):
         def remove() -> None:
             for directory in self._directories:
                 directory.remove_if_empty()
+            while self._state.made:  # parents that a save made for itself alone
+                Directory(self._state.made.pop()).remove_if_empty()
 
         await in_thread(remove)
 

@@ -19,6 +19,7 @@ from ckptpipe.storage_backends.errors import BadUrl, StorageError, UnknownScheme
 from ckptpipe.storage_backends.filesystems import is_fuse
 from ckptpipe.storage_backends.options import nearest
 from ckptpipe.storage_backends.shielded import in_thread
+from ckptpipe.storage_backends.uncollected import uncollected
 
 GROUP = "ckptpipe.storage_backends"
 
@@ -80,7 +81,8 @@ def backend_class(scheme: str) -> type[Backend]:
         # takes tens of milliseconds.
         if scheme in _BUILT_IN:
             module, _, name = _BUILT_IN[scheme].partition(":")
-            found = getattr(importlib.import_module(module), name)
+            with uncollected():
+                found = getattr(importlib.import_module(module), name)
         elif scheme in (registered := _registered()):
             found = registered[scheme].load()
         else:

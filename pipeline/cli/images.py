@@ -98,9 +98,16 @@ def delete(session: Session, url: str, yes: bool, backend: BackendFlags) -> None
     help="Touch nothing younger: 12h, 30m, 0s. What a running save protects is never touched.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
+@click.option(
+    "--orphan-stripes",
+    is_flag=True,
+    help="Also stripes of images whose first directory the URL does not name: it is gone for good.",
+)
 @output_flags
 @backend_flags
-def gc(session: Session, url: str, older_than: float, dry_run: bool, backend: BackendFlags) -> None:
+def gc(
+    session: Session, url: str, older_than: float, dry_run: bool, orphan_stripes: bool, backend: BackendFlags
+) -> None:
     """Remove what crashed saves left under a URL: objects without a manifest, incomplete uploads.
 
     \b
@@ -113,7 +120,9 @@ def gc(session: Session, url: str, older_than: float, dry_run: bool, backend: Ba
     from ckptpipe.pipeline import stored_images
 
     result = session.run(
-        lambda _: stored_images.gc(url, older_than=older_than, dry_run=dry_run, options=options)
+        lambda _: stored_images.gc(
+            url, older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes, options=options
+        )
     )
     from ckptpipe.pipeline.cli import tables
 

@@ -17,7 +17,10 @@ from ckptpipe.storage_backends.errors import ObjectNotFound
 
 LEASE_TTL = 900.0
 """Seconds after its last refresh for which a lease object protects its save (refreshed every 60)."""
-STRIPE_ALONE = "a stripe of an image whose first directory is not in the URL: name all of them"
+STRIPE_ALONE = (
+    "a stripe of an image whose first directory is not in the URL: name all of them, or, where that one is gone "
+    "for good, remove it with --orphan-stripes"
+)
 _TEMPORARY = re.compile(r"-[0-9a-f]{16}\Z")  # what a local store puts behind the name of a temporary file
 
 
@@ -76,11 +79,14 @@ def _in_order(save: SaveObjects) -> list[ObjectInfo]:
     return sorted(save.objects, key=lambda info: last.index(info.name) if info.name in last else -1)
 
 
-async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list[GcItem]:
+async def collect(
+    backend: Backend, *, older_than: float, dry_run: bool, orphan_stripes: bool = False
+) -> list[GcItem]:
     """Remove what no manifest names and no live lease protects, where it is older than ``older_than`` seconds.
 
     A torn manifest is an absent one, and goes too. Any other that cannot be read protects everything beside
-    it: it may be damaged and worth repairing, or of a newer format.
+    it: it may be damaged and worth repairing, or of a newer format. ``orphan_stripes``: stripes whose first
+    directory the URL does not name go too; whether their image stands cannot be seen from here.
     """
     saves = await saves_at(backend)
     temporary = [upload for upload in await backend.pending() if _is_loose(upload.name)]
@@ -94,7 +100,7 @@ async def collect(backend: Backend, *, older_than: float, dry_run: bool) -> list
             save = SaveObjects(save_id, kept, save.uploads)  # a lease that outlived its commit
         reason = "the manifest cannot be read" if current is UNREADABLE else await live_lease(backend, save)
         running = running or reason
-        reason = reason or (STRIPE_ALONE if stripe_alone(save) else "")
+        reason = reason or (STRIPE_ALONE if stripe_alone(save) and not orphan_stripes else "")
         items += await _take(backend, save, older_than=older_than, dry_run=dry_run, now=now, reason=reason)
     # Each by itself; a save that runs may be writing just these.
     loose = [SaveObjects("", [info], []) for info in torn]

@@ -101,6 +101,8 @@ class FilesSink(Sink):
                     f"{self.url} holds {os.fsdecode(conflicts[0])}{more} already",
                     cure="restore into an empty directory, or replace files with --overwrite",
                 )
+        else:
+            self._refuse_directories(paths)
         parent = self.directory
         while not os.path.isdir(parent):
             parent = parent.parent
@@ -110,6 +112,16 @@ class FilesSink(Sink):
                 f"{self.url} has {format_bytes(free)} free, the restore needs {format_bytes(need)}",
                 cure="free space there or restore elsewhere",
             )
+
+    def _refuse_directories(self, paths: list[bytes]) -> None:
+        """Files are replaced; a directory that stands where a file is to go is the user's to remove."""
+        for path in paths:
+            there = os.path.join(os.fsencode(self.directory), path)
+            if os.path.isdir(there) and not os.path.islink(there):
+                raise RestoreConflict(
+                    f"{os.fsdecode(there)} is a directory, and the image has a file there: --overwrite replaces files only",
+                    cure="remove the directory, or restore into another one",
+                )
 
     async def begin(self, source: Source) -> None:
         self._source = source

@@ -141,6 +141,12 @@ def from_answer(place: Place, what: str, status: int, code: str, message: str, *
     if code in ("ExpiredToken", "ExpiredTokenException", "RequestExpired"):
         # The chain refreshes by itself; a second try signs with what it then has.
         return fault(AccessDenied, f"{what}: the credentials have expired", _KEY_CURE, again=True)
+    if code in ("UnsupportedAlgorithm", "MissingAuthenticationToken", "MissingSecurityHeader"):
+        return fault(
+            AccessDenied,
+            f"{what}: {place.store()} takes signed requests only: {said}",
+            f"leave out the option no_sign_request; {CREDENTIALS_CURE}",
+        )
     if code in ("RequestTimeTooSkewed", "RequestInTheFuture"):
         return fault(AccessDenied, f"{what}: {said}", "set this machine's clock")
     if code in (

@@ -8,12 +8,16 @@ where they are errors, which are small.
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
 from typing import cast
 
 _HEAD_MAX = 65536  # bytes of status line and headers
 _ERROR_MAX = 65536  # bytes of an error document that are read; the rest goes with the connection
 _HEAD_READ = 16384
+# A body is read when this much of it has come, or all that is missing: at every segment the loop would wake for
+# 64 KiB. No more, so that a slow connection still shows its progress.
+_LOW_WATER = 1 << 18
 
 
 class WireError(ConnectionError):
@@ -56,6 +60,8 @@ class Wire(asyncio.BufferedProtocol):
         self._used = False
         self._into_view = False
         self._moved = 0
+        self._socket: socket.socket | None = None  # where the kernel's low-water mark is ours to set
+        self._low_water = 1
 
     @property
     def open(self) -> bool:
@@ -104,12 +110,15 @@ class Wire(asyncio.BufferedProtocol):
         try:
             if self._want:
                 self._done = self._loop.create_future()
+                if destination is not None:
+                    self._set_low_water(min(self._want, _LOW_WATER))
                 self._transport.resume_reading()
                 await self._done
         finally:
             self._done = None
             self._view = None
             self._let_go()
+            self._set_low_water(1)
         if self._head:
             answer.keep = False  # more came than the answer said
 
@@ -173,6 +182,8 @@ class Wire(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        if transport.get_extra_info("sslcontext") is None:
+            self._socket = transport.get_extra_info("socket")
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._view is not None and self._want > 0:
@@ -215,6 +226,7 @@ class Wire(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self._closed.done():
             self._closed.set_result(None)
+        self._socket = None
         self._fail(
             WireError(
                 f"the connection was closed ({type(error).__name__})"
@@ -232,8 +244,22 @@ class Wire(asyncio.BufferedProtocol):
             return
         answer.received += nbytes
         self._want -= nbytes
+        if 0 < self._want < self._low_water:
+            self._set_low_water(self._want)
         if self._want == 0 and self._done is not None and not self._done.done():
             self._done.set_result(None)
+
+    def _set_low_water(self, nbytes: int) -> None:
+        """Bytes (socket(7), SO_RCVLOWAT) that must have come before the loop is woken; an end or an error of the
+        connection wakes it always."""
+        if self._socket is None or nbytes == self._low_water or not self.open:
+            return
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+        except OSError:
+            self._socket = None  # not the kernel's TCP: the loop wakes as it did
+            return
+        self._low_water = nbytes
 
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

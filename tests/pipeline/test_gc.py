@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -247,3 +248,21 @@ def test_delete_leaves_the_stripe_of_another_image(striped: list[Path], workdir:
     run(ckptpipe.save(workdir / "file", to=striped[1].parent, name="i", settings=SMALL))
     run(ckptpipe.delete(str(striped[1])))
     run(ckptpipe.verify("nvme:" + ",".join(map(str, striped)), settings=SMALL))
+
+
+def test_stripes_whose_first_directory_is_gone_go_when_asked(striped: list[Path]) -> None:
+    shutil.rmtree(striped[0].parent)
+    store = f"nvme:{striped[1].parent},{striped[2].parent}"
+    listed = run(ckptpipe.gc(store, dry_run=True, orphan_stripes=True))
+    assert len(listed.items) == sum(len(list(image.iterdir())) for image in striped[1:])
+    assert all(not item.removed for item in listed.items)
+    run(ckptpipe.gc(store, orphan_stripes=True))
+    assert not any(image.exists() for image in striped)
+
+
+def test_a_live_lease_beside_orphan_stripes_stays(striped: list[Path]) -> None:
+    """Only what is old goes: a save that runs now writes beside them."""
+    for path in striped[1].iterdir():
+        os.utime(path)
+    run(ckptpipe.gc(str(striped[1].parent), orphan_stripes=True))
+    assert striped[1].exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import resource
@@ -463,3 +464,31 @@ def test_progress_rises_to_the_total(workdir: Path) -> None:
     run(ckptpipe.save(source, to=workdir / "store", settings=SMALL, progress=seen.append))
     assert [item.done_bytes for item in seen] == sorted(item.done_bytes for item in seen)
     assert seen[-1].done_bytes == seen[-1].total_bytes == 2 * MIB and seen[-1].phase == "save"
+
+
+def test_a_first_save_that_fails_leaves_no_directory(workdir: Path) -> None:
+    """What it made for itself goes again, the store's directory and its parents included."""
+    source = write(workdir / "file", os.urandom(200_000))
+    kept = workdir / "kept"
+    kept.mkdir()
+
+    async def main() -> None:
+        spec = ckptpipe.GraphSpec(
+            ckptpipe.SourceSpec("files", {"paths": [str(source)]}),
+            (ckptpipe.SinkSpec(str(kept / "new" / "store"), reads="slow"),),
+            (ckptpipe.StageSpec("slow", "limit", params={"rate": 50_000}),),
+        )
+        begun = asyncio.Event()
+        task = asyncio.create_task(
+            ckptpipe.run_graph(
+                spec, settings=SMALL, progress=lambda now: begun.set() if now.done_bytes else None
+            )
+        )
+        await begun.wait()
+        assert (kept / "new" / "store").is_dir()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+    assert list(kept.iterdir()) == []

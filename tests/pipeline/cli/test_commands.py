@@ -256,7 +256,9 @@ class TestWhatReachesTheOperations:
         assert calls[0][2]["expect_digest"] == "sha256:00"
         assert calls[1][2]["name"] == "y"
         assert calls[1][2]["compress"] == "none"
-        assert calls[5][2] == {"older_than": 7200.0, "dry_run": True, "options": {}}
+        assert calls[5][2] == {
+            "older_than": 7200.0, "dry_run": True, "orphan_stripes": False, "options": {}
+        }  # fmt: skip
 
 
 class TestARealImage:

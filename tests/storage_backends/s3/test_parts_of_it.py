@@ -87,6 +87,7 @@ def test_error_documents() -> None:
         (404, "NoSuchBucket", StoreNotFound, False),
         (403, "", AccessDenied, False),
         (403, "ExpiredToken", AccessDenied, True),
+        (400, "UnsupportedAlgorithm", AccessDenied, False),
         (503, "", Throttled, True),
         (429, "TooManyRequests", Throttled, True),
         (301, "PermanentRedirect", StoreNotFound, False),
@@ -97,5 +98,7 @@ def test_classes(status: int, code: str, kind: Any, again: bool) -> None:
     assert type(fault.error) is kind
     assert fault.again is again
     assert "\n" not in str(fault.error)
+    if code == "UnsupportedAlgorithm":  # rclone, of a request without a signature
+        assert "leave out the option no_sign_request" in fault.error.cure
     if status == 301:
         assert "eu-west-9" in str(fault.error)
