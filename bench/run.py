@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import compress_choice, graph_overhead, launch_overhead, memory_flat, nvme_vs_fio, s3_vs_peers
+from bench import (
+    compress_choice,
+    deflate_restore,
+    graph_overhead,
+    launch_overhead,
+    memory_flat,
+    nvme_vs_fio,
+    s3_vs_peers,
+)
 from bench.report import OUT, Answer, Table
 
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
@@ -22,6 +30,7 @@ BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
     "memory_flat": memory_flat.measure,
     "launch_overhead": launch_overhead.measure,
     "compress_choice": compress_choice.measure,
+    "deflate_restore": deflate_restore.measure,
 }
 ON_A_GPU = ("gpu", "gpu_load", "gpu_launch", "gpu_compress")
 """Run by hand on a machine with a GPU; their answers are gathered with the others."""

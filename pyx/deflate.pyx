@@ -200,9 +200,10 @@ cdef class Inflater:
     def chunk(self, source, planes, destination, Py_ssize_t block_bytes):
         """Fill ``destination`` from the 1, 2 or 4 stored planes of a chunk; the CRC32C of what is in it then.
 
-        ``planes``: of each its stored bytes and its blocks' lengths, or none where it is stored as it is. Blocks
-        have ``block_bytes`` raw bytes, at most `BLOCK_OF_CHUNK_MOST`. Decoded, merged and summed block by block,
-        so that memory is touched once. ValueError as `blocks`, which names the plane where there are several.
+        ``planes``: of each its stored bytes and its blocks' lengths, none where it is stored as it is. Blocks
+        have ``block_bytes`` raw bytes, at most `BLOCK_OF_CHUNK_MOST`. Decoded, merged and summed block by
+        block, so that memory is touched once. ValueError as `blocks`, which names the plane where there are
+        several.
         """
         cdef _Pair pair = _Pair(destination, source)
         cdef ck_stored_plane stored[4]

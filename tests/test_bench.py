@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from bench import compress_choice, graph_overhead, memory_flat, nvme_vs_fio, report, run, s3_vs_peers, scratch
+from bench import (
+    compress_choice,
+    deflate_restore,
+    graph_overhead,
+    memory_flat,
+    nvme_vs_fio,
+    report,
+    run,
+    s3_vs_peers,
+    scratch,
+)
 from bench.image_like import BLOCK, ImageLike
 from bench.kinds import KINDS
 from bench.measured import MeasuredWorkFailed, Work, run_program, run_work
@@ -37,6 +47,14 @@ def test_graph_overhead() -> None:
     answer = graph_overhead.measure(chunks=200, repeat=1, sizes=(4096, 65536))
     check(answer, 2)
     assert [row["chunks"] for row in answer.table.records()] == [200, 200]
+
+
+def test_deflate_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deflate_restore, "PATTERN", MIB)
+    answer = deflate_restore.measure(nbytes=4 * MIB, repeat=1)
+    check(answer, 3)
+    assert [row["raw MiB"] for row in answer.table.records()] == [4] * 3
+    assert all(row["ratio"] > 1.2 for row in answer.table.records())
 
 
 def test_memory_flat() -> None:

@@ -98,7 +98,7 @@ class ImageSource(Source):
 
     async def run(self, outlet: Outlet) -> None:
         context = self._context
-        count = LOAD_FEEDERS if self._sink_loads else fillers(context)
+        count = LOAD_FEEDERS if self._sink_loads else self._fillers()
         work = self._work()
 
         async def fill() -> None:
@@ -117,6 +117,14 @@ class ImageSource(Source):
 
     def _work(self) -> Iterator[Extent | ChunkRecord]:
         return self.reader.extents(self._chosen, self._context.chunk_bytes)
+
+    def _fillers(self) -> int:
+        """Tasks that read. Where codec threads work, half as many again as there are, so that none of these waits
+        while a chunk is read and its checksum taken."""
+        usual = fillers(self._context)
+        if not self._decode or self._sink_decodes is not None or not self.reader.index.has_coded:
+            return usual
+        return max(usual, self._context.codecs.threads * 3 // 2 + 1)
 
     def _zero(self, row: ChunkRecord) -> Chunk:
         chunk = zero_chunk(self._position[row.stream], row.number, row.raw_bytes)
@@ -226,7 +234,7 @@ class ImageSource(Source):
 
     def _ring_of_stored(self) -> StagingRing:
         if self._stored_ring is None:
-            self._stored_ring = self._context.make_ring(fillers(self._context))
+            self._stored_ring = self._context.make_ring(self._fillers())
         return self._stored_ring
 
     def _where(self, row: ChunkRecord) -> str:
