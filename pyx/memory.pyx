@@ -305,8 +305,8 @@ def _limit(value):
 
 
 def populate(buffer):
-    """Fault in the pages of a fresh, page-aligned, writable buffer, off the GIL. Where the kernel refuses, they
-    come when they are used: nothing is lost but time."""
+    """Fault in the pages of a fresh, page-aligned, writable buffer, off the GIL. Where the kernel refuses,
+    they come when they are used: nothing is lost but time."""
     cdef Py_buffer view
     PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
     try:
