@@ -34,6 +34,7 @@ PLANS = {
     "ans:u8 planes2": EncodePlan(3, 0, 0, 1),
     "ans:f16": EncodePlan(3, 0, 1, 0),
     "ans:f16 256 KiB blocks": EncodePlan(3, 0, 1, 0, 256 << 10),
+    "ans:f16 1 MiB blocks": EncodePlan(3, 0, 1, 0, 1 << 20),
 }
 CHECKED = {**PLANS, "deflate:5 planes4": EncodePlan(2, 5, 0, 2), "ans:fp8": EncodePlan(3, 0, 2, 0)}
 PATTERN = (

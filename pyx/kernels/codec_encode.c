@@ -48,7 +48,6 @@ static int scan(ck_lane *lane, ck_codec_job **jobs, int count) {
         ck_codec_job *job = jobs[i];
         job->raw_crc = results[2 * i];
         job->zero = results[2 * i + 1] == 0;
-        if (job->zero) continue;
         ck_plan_try(job, ck_plan_samples(job) ? counts : NULL);
         if (ck_plan_samples(job)) counts += 1024;
     }

@@ -16,7 +16,7 @@ const ck_format ck_formats[CK_FORMATS] = {
                         .decompress = {{NV_BACKEND_CUDA}}},
     [CK_FORMAT_DEFLATE] = {.name = "deflate", .symbol = "Deflate", .block = 64 * KIB, .largest = 64 * KIB,
                            .alignment = 8, .levels = 6, .entropy_only = 1, .decompress = {{NV_BACKEND_CUDA}}},
-    [CK_FORMAT_ANS] = {.name = "ans", .symbol = "ANS", .block = 1 * MIB, .largest = 16 * MIB, .alignment = 16,
+    [CK_FORMAT_ANS] = {.name = "ans", .symbol = "ANS", .block = 512 * KIB, .largest = 16 * MIB, .alignment = 16,
                        .levels = 3, .entropy_only = 7, .compress = {{0, NV_UCHAR}},
                        .decompress = {{NV_BACKEND_CUDA, NV_BITS}}},
     [CK_FORMAT_GDEFLATE] = {.name = "gdeflate", .symbol = "Gdeflate", .block = 64 * KIB, .largest = 64 * KIB,

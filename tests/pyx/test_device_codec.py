@@ -192,6 +192,29 @@ def test_many_chunks_at_once_in_little_scratch(loop_factory: LoopFactory, lanes:
         run(main(gpus), loop_factory)
 
 
+def test_each_chunk_of_a_batch_is_judged_by_its_own_sample() -> None:
+    kinds = ["zeros", "random", "bf16", "random", "zeros", "zeros", "bf16", "random", "bf16"]
+
+    async def main(gpus: Machine) -> None:
+        async with codec_on(gpus, lanes=1) as codec:
+            leases = [lease_buffer(bytearray(CHUNK)) for _ in kinds]
+            addresses = [gpus.allocate(0, data_of(kind)) for kind in kinds]
+            plan = EncodePlan(DEFLATE, 0, transform=1)
+            found = await asyncio.gather(
+                *(
+                    codec.encode(lease, CHUNK, address, plan)
+                    for lease, address in zip(leases, addresses, strict=True)
+                )
+            )
+            assert [each.zero for each in found] == [kind == "zeros" for kind in kinds]
+            assert [bool(each.planes) for each in found] == [kind == "bf16" for kind in kinds]
+            for lease in leases:
+                lease.release()
+
+    with machine(gpus=1) as gpus:
+        run(main(gpus))
+
+
 def test_only_stored_bytes_cross_the_link() -> None:
     raw = data_of("bf16")
 
