@@ -74,9 +74,10 @@ async def plan_gpus(
 
 
 async def check_free_memory(
-    driver: CudaDriver, saved: Sequence[SavedProcess], mapped: Mapping[str, str]
+    driver: CudaDriver, saved: Sequence[SavedProcess], mapped: Mapping[str, str], scratch: int = 0
 ) -> None:
-    """GpuUnsuitable where a GPU has not enough free memory for what goes onto it, our own context counted."""
+    """GpuUnsuitable where a GPU has not enough free memory for what goes onto it, our own context counted.
+    ``scratch``: bytes that codecs have taken of it already."""
     there = by_uuid(await driver.devices())
     needed: dict[str, int] = {}
     for process in saved:
@@ -90,11 +91,12 @@ async def check_free_memory(
         finally:
             await driver.release(there[uuid].ordinal)
         if free < nbytes:
-            raise _too_small(there[uuid], nbytes, free)
+            raise _too_small(there[uuid], nbytes, free, scratch)
 
 
-def _too_small(gpu: Gpu, needed: int, there: int) -> GpuUnsuitable:
+def _too_small(gpu: Gpu, needed: int, there: int, scratch: int = 0) -> GpuUnsuitable:
+    beside = f" beside the {scratch} that codecs take (--gpu-scratch)" if scratch else ""
     return GpuUnsuitable(
-        f"{gpu.uuid} ({gpu.name}) has {there} bytes of memory free, the image needs {needed}",
+        f"{gpu.uuid} ({gpu.name}) has {there} bytes of memory free{beside}, the image needs {needed}",
         cure="free memory on it (nvidia-smi shows who holds it), or map the image to another GPU: --device-map OLD=NEW",
     )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ckptpipe.pipeline.codecs import DECODABLE
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.decoding import CPU, ENGINE, coded_with, require_cpu
@@ -51,6 +52,19 @@ async def plan_decoding(
         context.notes.append(f"the CPU decodes: {error}")
         return GpuDecoding()
     return await readable(links, context, reader, streams)
+
+
+async def leave_to_cpu(
+    links: Links, context: GraphContext, reader: ImageReader, reason: CkptpipeError
+) -> GpuDecoding | None:
+    """Without codecs on the GPUs, whose memory is short: None where they hold none, or the CPU cannot or shall not."""
+    used = codecs_used(reader.index, reader.select(None))
+    opened = any(link.codec is not None for link in links)
+    if not opened or context.settings.decompress_backend != "auto" or not used.keys() <= DECODABLE:
+        return None
+    await links.close_codecs(context)
+    context.notes.append(f"the CPU decodes, since the memory that codecs take is needed: {reason.message}")
+    return GpuDecoding()
 
 
 async def readable(

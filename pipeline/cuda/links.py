@@ -131,6 +131,14 @@ class Links:
             (link.codec.scratch_bytes for link in self if link.codec is not None), default=0
         )
 
+    async def close_codecs(self, context: GraphContext) -> None:
+        """Give their memory back."""
+        for link in self:
+            if link.codec is not None:
+                codec, link.codec = link.codec, None
+                await self._given_back(codec.aclose())
+        context.gpu_scratch_bytes = 0
+
     async def add_rings(self, context: GraphContext) -> None:
         """One more ring for each that there is: for chunks that leave the GPUs in one more form."""
         made: dict[int, StagingRing] = {}

@@ -10,11 +10,11 @@ from ckptpipe.pipeline import operations
 from ckptpipe.pipeline.context import GraphContext, Meter
 from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import candidates, require_checkpoints, shown
-from ckptpipe.pipeline.cuda.device_map import check_free_memory, parse_device_map, plan_gpus
+from ckptpipe.pipeline.cuda.device_map import GpuUnsuitable, check_free_memory, parse_device_map, plan_gpus
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
 from ckptpipe.pipeline.cuda.early_start import restore_early
 from ckptpipe.pipeline.cuda.errors import TargetError
-from ckptpipe.pipeline.cuda.gpu_decoding import plan_decoding
+from ckptpipe.pipeline.cuda.gpu_decoding import leave_to_cpu, plan_decoding
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.live_image import verify_live_image
 from ckptpipe.pipeline.cuda.loading import loadable
@@ -151,7 +151,14 @@ async def _from_custom_storage(
         waiting = [
             process for process, session in zip(saved, sessions, strict=True) if session.operation is None
         ]
-        await check_free_memory(cuda, waiting, mapped)
+        try:
+            await check_free_memory(cuda, waiting, mapped, context.gpu_scratch_bytes)
+        except GpuUnsuitable as error:
+            without = await leave_to_cpu(links, context, reader, error)
+            if without is None:
+                raise
+            decoding = without
+            await check_free_memory(cuda, waiting, mapped)
         for session in sessions:
             session.start_pause()
         return await shielded(

@@ -176,10 +176,34 @@ def test_scratch_counts_in_the_preflight_of_a_restore(
         settings=replace(SETTINGS, gpu_scratch_bytes=20 * MIB),
     )
     large = replace(SETTINGS, gpu_scratch_bytes=80 * MIB)
-    with pytest.raises(GpuUnsuitable, match=r"memory free, the image needs"):
+    with pytest.raises(
+        GpuUnsuitable, match=r"memory free beside the 83886080 that codecs take.*the image needs"
+    ):
         restore(workdir / "a", target, settings=large)
     assert world.process(target.pid).state == "CHECKPOINTED"
     restore(workdir / "a", target, settings=replace(SETTINGS, gpu_scratch_bytes=20 * MIB))
+    runs(world, target, runtime)
+
+
+def test_where_scratch_and_process_do_not_fit_the_cpu_decodes_what_it_can(
+    make_world: Callable[..., SimWorld], spawn: Spawn, workdir: Path, runtime: Path
+) -> None:
+    world = make_world(gpus=1, memory=128 * MIB)
+    target = spawn(world, [(0, 70 * MIB)], seed=COMPRESSIBLE)
+    save(
+        target,
+        workdir,
+        "deflate:0",
+        leave="checkpointed",
+        settings=replace(SETTINGS, gpu_scratch_bytes=20 * MIB),
+    )
+    large = replace(SETTINGS, gpu_scratch_bytes=80 * MIB)
+    with pytest.raises(GpuUnsuitable, match="that codecs take"):
+        restore(workdir / "a", target, settings=large, decompress_backend="nvcomp-cuda")
+    assert world.process(target.pid).state == "CHECKPOINTED"
+    back = restore(workdir / "a", target, settings=large)
+    assert back.codec_backend == "cpu" and back.facts.gpu_scratch_bytes == 0
+    assert any("the memory that codecs take is needed" in note for note in back.facts.notes)
     runs(world, target, runtime)
 
 

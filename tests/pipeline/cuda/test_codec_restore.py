@@ -387,16 +387,20 @@ def test_no_decoder_has_seen_bytes_of_another_checksum(
 
 
 @pytest.mark.parametrize("into", INTO)
-@pytest.mark.parametrize("lie", damage.LIES, ids=lambda lie: lie.__name__)
-@pytest.mark.parametrize("codec", ["deflate:1", "ans:u8"])
+@pytest.mark.parametrize(
+    ("codec", "lie"),
+    [
+        *(("deflate:1", lie) for lie in damage.LIES),
+        *(("ans:u8", lie) for lie in damage.LIES[2:]),  # it has one block in a chunk of this size
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
 def test_a_lying_index_names_stream_and_chunk(
     buffers: Buffers, workdir: Path, codec: str, lie: Callable[..., object], into: str
 ) -> None:
     save(buffers, workdir, codec, transform="none", settings=with_settings(chunk_bytes=256 * KIB))
     image = workdir / "a"
     row = next(each for each in damage.rows(image) if each.planes)
-    if len(row.planes[0].block_lengths) < 2 and lie in (damage.other_block_lengths, damage.other_block_size):
-        pytest.skip("ans has one block in a chunk of this size")
     damage.relabel(image, lambda each: lie(each) if each == row else each)  # type: ignore[arg-type,return-value]
     with pytest.raises(ckptpipe.ImageCorrupt) as failed:
         attempt(into, image, buffers, decompress_backend="nvcomp-cuda")
