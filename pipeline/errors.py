@@ -57,9 +57,15 @@ class ImageNotFound(CkptpipeError):
 
 
 class ImageCorrupt(CkptpipeError):
-    """Bytes of an image are not what was saved. The message names object, stream and chunk."""
+    """Bytes of an image are not what was saved. The message names object, stream and chunk.
+
+    ``found``: where a whole image was looked through and more than one place is damaged, the first of them, one
+    line each. ``count``: all of them.
+    """
 
     exit_code = 3
+    found: tuple[str, ...] = ()
+    count = 1
 
 
 class ImageIncomplete(ImageCorrupt):

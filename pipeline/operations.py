@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ckptpipe.pipeline import build
 from ckptpipe.pipeline.context import GraphContext, Meter, graph_context
 from ckptpipe.pipeline.decoding import decoding_for_host, decoding_for_verify
-from ckptpipe.pipeline.errors import ImageNotFound, UsageError
+from ckptpipe.pipeline.errors import ImageCorrupt, ImageNotFound, UsageError
 from ckptpipe.pipeline.graph import Graph, Node
+from ckptpipe.pipeline.image.damage import Damage
 from ckptpipe.pipeline.image.entries import chunk_count
 from ckptpipe.pipeline.image.reader import ImageReader, open_image
 from ckptpipe.pipeline.image.saveid import new_save_id
@@ -229,17 +230,24 @@ async def verify(
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
 ) -> ReadResult:
-    """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does.
+    """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does, but
+    after everything was read: the error's ``found`` lists what is damaged, its ``count`` is how much.
 
     Chunks of codecs that need a GPU, where there is none: the checksums of their stored bytes are verified, and the
     result says that they were not decoded (``chunks_not_decoded``, and a note).
     """
     settings = _decoded_by(decompress_backend, settings)
     async with reading(url, options, settings, expect_digest) as (reader, context):
-        await asyncio.to_thread(reader.check_object_checksums)
+        damage = Damage(reader.url)
+        try:
+            await asyncio.to_thread(reader.check_object_checksums)
+        except ImageCorrupt as error:
+            damage.add(error)
         async with decoding_for_verify(reader, context) as (decoder, left):
-            source = ImageSource(reader, decode=True, decoder=decoder, not_decoded=left)
-            return await read_graph(source, NothingSink(), context, "verify", progress)
+            source = ImageSource(reader, decode=True, decoder=decoder, not_decoded=left, damage=damage)
+            result = await read_graph(source, NothingSink(), context, "verify", progress)
+        damage.raise_found()
+        return result
 
 
 def _decoded_by(backend: DecompressBackend | None, settings: Settings | None) -> Settings | None:

@@ -12,14 +12,15 @@ from typing import Any
 import click
 
 from ckptpipe.pipeline.cli.text import clean
-from ckptpipe.pipeline.errors import ConfigError
+from ckptpipe.pipeline.errors import ConfigError, ImageCorrupt
 from ckptpipe.pipeline.loop import Interrupted
 from ckptpipe.pyx.errors import CkptpipeError
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """``also``: lines of further errors that came with it. ``lines``: what is printed."""
+    """``also``: lines of further errors that came with it. ``found``: places of damage, each on a line of its
+    own. ``lines``: what is printed."""
 
     kind: str
     message: str
@@ -28,6 +29,7 @@ class Failure:
     also: tuple[str, ...] = ()
     problems: tuple[dict[str, Any], ...] = field(default_factory=tuple)
     prefix: str = "ckptpipe: "
+    found: tuple[str, ...] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -35,7 +37,8 @@ class Failure:
             return self.message.splitlines()
         text = f"{self.message}; {self.cure}" if self.cure else self.message
         more = f" (and {len(self.also)} more)" if self.also else ""
-        return [" ".join(f"{self.prefix}{text}{more}".split("\n"))]
+        line = " ".join(f"{self.prefix}{text}{more}".split("\n"))
+        return [*(f"damaged: {place}" for place in self.found), line]
 
     def as_json(self) -> dict[str, Any]:
         error: dict[str, Any] = {
@@ -48,6 +51,8 @@ class Failure:
             error["also"] = list(self.also)
         if self.problems:
             error["problems"] = list(self.problems)
+        if self.found:
+            error["damaged"] = list(self.found)
         return {"error": error}
 
 
@@ -75,7 +80,8 @@ def _describe_one(error: BaseException, also: tuple[str, ...]) -> Failure:
         )
         return Failure(kind, clean(str(error), lines=True), error.exit_code, also=also, problems=problems)
     if isinstance(error, CkptpipeError):
-        return Failure(kind, clean(error.message), error.exit_code, clean(error.cure), also)
+        found = tuple(map(clean, error.found)) if isinstance(error, ImageCorrupt) else ()
+        return Failure(kind, clean(error.message), error.exit_code, clean(error.cure), also, found=found)
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return Failure(kind, clean(f"{where}{error.strerror}"), 1, also=also)

@@ -154,7 +154,8 @@ def restore(
 @backend_flags
 @engine_flags
 def verify(session: Session, url: str, expect_digest: str, backend: BackendFlags, settings: Any) -> None:
-    """Read a whole image and check every byte of it. Exit code 3 where it is corrupt or incomplete.
+    """Read a whole image and check every byte of it. Exit code 3 where it is corrupt or incomplete: damaged
+    chunks are listed, the first 20 of them.
 
     \b
     Example:

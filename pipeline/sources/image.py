@@ -12,6 +12,7 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.decoding import CPU, BadChunk, HostDecoder, differs
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete
+from ckptpipe.pipeline.image.damage import Damage
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.reader import Extent, ImageReader
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
@@ -66,12 +67,14 @@ class ImageSource(Source):
         decoder: HostDecoder | None = None,
         sink_loads: bool = False,
         not_decoded: Collection[int] = (),
+        damage: Damage | None = None,
     ) -> None:
         """``sink_verifies``: raw chunks go on unread, and the sink checks them where it is faster (on a GPU).
         ``sink_decodes``: coded chunks for which this is true go on as they are stored, unread too. ``decoder``: for
         those that it takes; the others are the CPU's. ``sink_loads``: chunks that are stored as they are, in local
         files, go on by their place, unread and unverified. ``not_decoded``: codecs that nobody here decodes; their
-        chunks go on as they are stored, verified as such."""
+        chunks go on as they are stored, verified as such.
+        ``damage``: takes what is wrong with chunks, which are then left out; None: the first of it is raised."""
         self.reader = reader
         self.counts = Counts()
         self._decode = decode
@@ -80,6 +83,7 @@ class ImageSource(Source):
         self._decoder = decoder
         self._sink_loads = sink_loads
         self._not_decoded = frozenset(not_decoded)
+        self._damage = damage
         self._chosen = reader.select(streams)
         manifest = reader.manifest
         self.streams = [
@@ -150,13 +154,24 @@ class ImageSource(Source):
             try:
                 await self.reader.backend.read_into(name, extent.offset, extent.nbytes, slot)
             except (ObjectNotFound, ObjectTruncated) as error:
-                raise await self._missing(extent.rows[0], error) from error
+                for row in extent.rows:
+                    self._bad(await self._missing(row, error), error)
+                return
             for row in extent.rows:
                 at = row.offset - extent.offset
                 part = slot.slice(at, padded(row.stored_bytes))
-                with released_on_error(part):
-                    chunk = await self._chunk(row, part)
+                try:
+                    with released_on_error(part):
+                        chunk = await self._chunk(row, part)
+                except ImageCorrupt as error:
+                    self._bad(error)
+                    continue
                 await outlet.emit(chunk)
+
+    def _bad(self, error: ImageCorrupt, cause: BaseException | None = None) -> None:
+        if self._damage is None:
+            raise error from cause
+        self._damage.add(error)
 
     async def _refer(self, extent: Extent, outlet: Outlet) -> bool:
         """Emit the extent's chunks by their place; False where they cannot be read from there."""

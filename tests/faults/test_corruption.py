@@ -14,6 +14,7 @@ import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete, UnsupportedImage
+from ckptpipe.pipeline.image.damage import LISTED_MOST
 from tests.faults.crafted import flip
 from tests.pipeline.runs import SMALL, memory_dir, run
 from tests.pipeline.trees import look, write
@@ -201,3 +202,32 @@ def test_the_command_ends_with_3(workdir: Path, damage: str) -> None:
         assert done.returncode == 3, done
         assert WHERE.search(done.stderr) and "Traceback" not in done.stderr
     assert not (workdir / "r").exists() and look(image)
+
+
+def test_verify_lists_every_damaged_chunk(image: Path) -> None:
+    data, ranges = one(image, "data"), stored_ranges(image)
+    bad = ranges[:: max(1, len(ranges) // 3)]
+    for offset, nbytes, _ in bad:
+        flip(data, offset + nbytes // 2, 3)
+    with pytest.raises(ImageCorrupt, match=f"in all {len(bad)} places are damaged") as caught:
+        run(ckptpipe.verify(str(image), settings=SMALL))
+    assert caught.value.count == len(caught.value.found) == len(bad)
+    for _, _, where in bad:
+        assert sum(found.startswith(f"{where} ") for found in caught.value.found) == 1
+
+
+def test_verify_lists_a_bounded_number(workdir: Path) -> None:
+    tree = workdir / "tree"
+    write(tree / "noise", random.Random(2).randbytes(30 * SMALL.chunk_bytes))
+    run(ckptpipe.save(tree, to=workdir / "store", name="i", settings=SMALL))
+    image = workdir / "store" / "i"
+    for data in image.glob("data*"):
+        for offset in range(0, data.stat().st_size, SMALL.chunk_bytes):
+            flip(data, offset, 0)
+    script = "from ckptpipe.pipeline.cli import main; main()"
+    line = [sys.executable, "-c", script, "verify", str(image)]
+    shown = subprocess.run(line, capture_output=True, text=True, check=False)
+    listed = [each for each in shown.stderr.splitlines() if each.startswith("damaged: ")]
+    assert shown.returncode == 3
+    assert len(listed) == LISTED_MOST and all(WHERE.search(each) for each in listed)
+    assert "in all 30 places are damaged" in shown.stderr
