@@ -11,9 +11,10 @@ from ckptpipe.pyx.cuda_checkpoint import (
 )
 from ckptpipe.pyx.cuda_driver import Driver, live_driver, load
 from ckptpipe.pyx.cuda_errors import CudaError, NoDriverError, cuda_error, cure_of, name_of
+from ckptpipe.pyx.cuda_kernel import prepare
 from ckptpipe.pyx.cuda_load import FileLoader, LoadPlan
 from ckptpipe.pyx.cuda_memory import Pinned, pin, pinned_bytes
-from ckptpipe.pyx.cuda_queue import CopyQueue, live_queues, prepare
+from ckptpipe.pyx.cuda_queue import CopyQueue, live_queues
 
 __all__ = [
     "CopyQueue",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptpipe.pyx import kernel_cache
+from ckptpipe.pyx.cuda_driver import load
 from ckptpipe.pyx.errors import CkptpipeError
 
 SOURCE = Path(__file__).resolve().parent / "kernels" / "crc32c_device.cu"
@@ -53,6 +54,23 @@ def compiled(major: int, minor: int, sources: tuple[Path, ...] | None = None) ->
                 _refusals[key] = error
                 raise
         return _images[key]
+
+
+def image_for(device: int) -> bytes:
+    """The checksum kernel for a GPU of this process. KernelUnavailableError, CudaError."""
+    driver = load()
+    if driver.simulated:
+        return SOURCE.read_bytes() + b"\0"  # a simulation knows kernels by name
+    return compiled(*driver.compute_capability(device))
+
+
+def prepare(device: int) -> str:
+    """Compile the checksum kernel for a GPU (blocking, kept); "" or why the CPU will checksum instead."""
+    try:
+        image_for(device)
+    except CkptpipeError as error:
+        return str(error)
+    return ""
 
 
 def text_of(sources: tuple[Path, ...]) -> bytes:

@@ -18,7 +18,7 @@ from ckptpipe.pyx.cuda_errors import CudaError
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.workers import Scan
 
-from ckptpipe.pyx.cuda_driver cimport CU_OK, Driver, loaded
+from ckptpipe.pyx.cuda_driver cimport CU_OK, loaded
 from ckptpipe.pyx.staging cimport Lease
 
 cdef extern from "Python.h":
@@ -98,7 +98,7 @@ cdef class CopyQueue:
         image = None
         if checksum == "device":
             try:
-                image = kernel_image(self.driver, device)
+                image = cuda_kernel.image_for(device)
             except CkptpipeError as error:
                 self.why = str(error)
         if host_threads == 0:
@@ -118,7 +118,7 @@ cdef class CopyQueue:
     async def create(cls, device, context, **options):
         """A queue, with the kernel compiled off the loop first (seconds, once a kind of GPU)."""
         if options.get("checksum", "device") == "device":
-            await asyncio.to_thread(prepare, device)
+            await asyncio.to_thread(cuda_kernel.prepare, device)
         return cls(device, context, **options)
 
     cdef int open(self, size_t context, size_t stream, bytes image, int host_threads) except -1:
@@ -479,22 +479,6 @@ cdef class CopyQueue:
         if self.raw == NULL:
             return "<CopyQueue closed>"
         return f"<CopyQueue GPU {self.device}, checksums by {self.checksum}, {self.accepted} in flight>"
-
-
-cdef bytes kernel_image(Driver driver, int device):
-    """The kernel for that GPU; CkptpipeError where it cannot be had."""
-    if driver.raw.simulated:
-        return cuda_kernel.SOURCE.read_bytes() + b"\0"  # a simulation knows kernels by name
-    return cuda_kernel.compiled(*driver.compute_capability(device))
-
-
-def prepare(int device):
-    """Compile the checksum kernel for a GPU (blocking, cached); "" or why the CPU will checksum instead."""
-    try:
-        kernel_image(loaded(), device)
-    except CkptpipeError as error:
-        return str(error)
-    return ""
 
 
 def live_queues():

@@ -77,7 +77,7 @@ def load_threads() -> int:
     for entry in os.listdir("/proc/self/task"):
         try:
             names.append(Path(f"/proc/self/task/{entry}/comm").read_text(encoding="ascii").strip())
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
     return names.count("ckpt-cuda-load")
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import crc32c as reference
@@ -25,10 +26,10 @@ each_checksum = pytest.mark.parametrize("checksum", ["device", "host"])
 
 
 def queue_threads() -> list[str]:
-    names = [
-        Path(f"/proc/self/task/{entry}/comm").read_text(encoding="ascii").strip()
-        for entry in os.listdir("/proc/self/task")
-    ]
+    names = []
+    for entry in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            names.append(Path(f"/proc/self/task/{entry}/comm").read_text(encoding="ascii").strip())
     return sorted(name for name in names if name.startswith("ckpt-"))
 
 

@@ -270,3 +270,14 @@ def test_binding_to_a_node_is_what_numa_maps_says() -> None:
             .splitlines()
         )
         assert policies[f"{mapping.address:08x}"] == f"bind:{node}"
+
+
+def test_both_ways_to_ask_for_huge_pages_agree() -> None:
+    """PAGEMAP_SCAN where the kernel has it, and smaps, which walks all memory of the process."""
+    with Mapping(6 * MIB, huge_pages="thp") as huge, Mapping(6 * MIB, huge_pages="off") as small:
+        for mapping in (huge, small):
+            slow = memory.huge_bytes_of_smaps(mapping.address, mapping.nbytes)
+            if slow is None:
+                pytest.skip("smaps cannot be read here")
+            assert memory.anonymous_huge_bytes(mapping.address, mapping.nbytes) == slow == mapping.huge_bytes
+        assert memory.anonymous_huge_bytes(small.address, small.nbytes) == 0
