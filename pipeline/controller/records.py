@@ -1,7 +1,8 @@
 """Dataclasses as JSON and back, strictly: the types of the fields say what is accepted.
 
 Understands str, int, float, bool, None, Literal, unions with None, tuple[T, ...], list[T], Mapping[str, T],
-dataclasses of these, and Any for plain scalars. Whatever does not fit is a ProtocolError that names the field.
+dataclasses of these, Any for plain scalars, and dict[str, Any] for objects of plain JSON values (facts of a result,
+nested a few levels). Whatever does not fit is a ProtocolError that names the field.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ T = TypeVar("T")
 
 TEXT_MAX = 32 << 10  # characters
 ITEMS_MAX = 4096
+LEVELS_MAX = 4
 _INTEGER_MAX = (1 << 63) - 1
 
 
@@ -59,6 +61,8 @@ def _convert(kind: Any, value: object, where: str) -> Any:
         return _one_of(typing.get_args(kind), value, where)
     if origin in (tuple, list):
         return _items(origin, typing.get_args(kind), value, where)
+    if origin is dict and typing.get_args(kind) == (str, Any):
+        return _plain(value, where, LEVELS_MAX) if type(value) is dict else _refuse(where, "is not an object")
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(typing.get_args(kind)[1], value, where)
     if is_dataclass(kind):
@@ -121,6 +125,20 @@ def _mapping(kind: Any, value: object, where: str) -> dict[str, Any]:
     if len(value) > ITEMS_MAX:
         _refuse(where, f"has more than {ITEMS_MAX} entries")
     return {_scalar(key, where): _convert(kind, item, f"{where}.{key[:80]}") for key, item in value.items()}
+
+
+def _plain(value: object, where: str, levels: int) -> Any:
+    if not isinstance(value, dict | list):
+        return _scalar(value, where)
+    if not levels:
+        _refuse(where, f"is nested deeper than {LEVELS_MAX} levels")
+    if len(value) > ITEMS_MAX:
+        _refuse(where, f"has more than {ITEMS_MAX} entries")
+    if isinstance(value, list):
+        return [_plain(item, where, levels - 1) for item in value]
+    return {
+        _scalar(key, where): _plain(item, f"{where}.{key[:80]}", levels - 1) for key, item in value.items()
+    }
 
 
 def _record(kind: Any, value: object, where: str) -> Any:

@@ -46,7 +46,7 @@ async def create(
     try:
         library = await driver.run(find_nvcomp)
     except CkptpipeError:
-        if decoder == NVCOMP or not gpu.decompress_mask:
+        if decoder == NVCOMP or (decoder == "auto" and not gpu.decompress_mask):
             raise
         library = None
     return await DeviceCodec.create(

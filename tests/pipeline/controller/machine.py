@@ -34,10 +34,12 @@ class Machine:
         self._stack.close()
         self.world.close()
 
-    def target(self, buffers: Sequence[tuple[int, int]] = BUFFERS) -> Target:
+    def target(self, buffers: Sequence[tuple[int, int]] = BUFFERS, seed: int = 1) -> Target:
         """A process with patterned GPU memory, ended with the machine whatever state it is in."""
         program = str(self.world.library / "plain_target")
-        return self._stack.enter_context(Target(self.world.environment(), buffers, program=program))
+        return self._stack.enter_context(
+            Target(self.world.environment(), buffers, program=program, seed=seed)
+        )
 
     def serve(self, *arguments: str) -> subprocess.Popen[str]:
         """A controller that listens."""

@@ -136,6 +136,8 @@ def test_what_was_forced_and_cannot_run_is_an_error_before_anything_is_touched(
             lambda name=name: to_files(workdir / name, to, decompress_backend="nvcomp-cuda"),
         ):
             refused(fail, NOWHERE, kind=ckptpipe.CkptpipeError)
+    fail = lambda: restore(workdir / "a", buffers, decompress_backend="decompression-engine")  # noqa: E731
+    refused(fail, "decompression engine", kind=ckptpipe.CkptpipeError)
     buffers.untouched()
     assert not to.exists()
 
