@@ -324,3 +324,23 @@ def test_cancelled_while_it_encodes(world: SimWorld, buffers: Buffers, workdir: 
 
     run(main())
     assert not list((workdir / "images").rglob("*-*"))
+
+
+def test_one_gpu_without_room_gives_the_others_memory_back(
+    make_world: Callable[..., SimWorld], workdir: Path
+) -> None:
+    world = make_world(gpus=2, memory=[512 * MIB, 24 * MIB])
+    held: list[Memory] = []
+
+    def make(ordinal: int, data: bytes) -> Memory:
+        held.append(Memory(ordinal, data))
+        return held[-1]
+
+    buffers = Buffers(make, {"x": CONTENTS["bf16"], "y": CONTENTS["text"]})
+    used = [world.used(gpu) for gpu in range(2)]
+    with pytest.raises(CudaError, match=r"OUT_OF_MEMORY.*codec of GPU 1"):
+        save(buffers, workdir / "images", "deflate:1")
+    assert [world.used(gpu) for gpu in range(2)] == used
+    save(buffers, workdir / "images", "zstd:1")
+    for memory in held:
+        memory.free()
