@@ -17,8 +17,12 @@ KINDS_MAX = 64
 """Kinds of bytes told apart in one run; what is found beyond that is taken for the last one."""
 SLOW_SINK = 0.6
 """Under this share of what the fastest encoding could feed, a sink leaves time for stronger ones."""
-WORTH_CPUS = 1.12
-"""Where CPUs are few, coding must promise this much: what it takes of caches and memory slows the sink's own work."""
+WORTH, WORTH_CPUS = 1.05, 0.2
+"""What coding must promise where CPUs are few, and how much more where they are all in use: what it takes of caches and
+memory slows the sink's own work."""
+ABLE = 1.15
+"""Codecs that make so much more than the sink takes need no raw chunks to fill gaps. More than 1: a sink that takes all
+that codecs make may be able to take more, which is found out by giving it more."""
 SURE_SECONDS = 0.5
 """For so long a sink has been measured before trials of stronger levels, which take tens of milliseconds."""
 WEIGHT = 0.3
@@ -137,13 +141,15 @@ class Chooser:
         chosen = best(self.rates(kind), self.sink.rate)
         if chosen is None or self.budget is None or self.budget.plenty:
             return None if chosen is None else chosen.encoding
-        worth, least = None, self.sink.rate * WORTH_CPUS
+        worth, most = None, 0.0
         for encoding, learnt in kind.learnt.items():
-            gained = 1 - self.share(learnt) * (1 - 1 / learnt.ratio)
+            share = self.share(learnt)
             rate = CodecRate(encoding, learnt.ratio, self.threads / learnt.seconds)
-            reached = min(throughput(rate, self.sink.rate), self.sink.rate / gained)
-            if learnt.ratio > 1 and reached >= least:
-                worth, least = encoding, reached
+            gain = min(
+                throughput(rate, self.sink.rate) / self.sink.rate, 1 / (1 - share * (1 - 1 / learnt.ratio))
+            )
+            if learnt.ratio > 1 and gain >= WORTH + WORTH_CPUS * (1 - share) and gain > most:
+                worth, most = encoding, gain
         return worth
 
     def share(self, learnt: Learnt) -> float:
@@ -153,9 +159,11 @@ class Chooser:
         return self.budget.share(learnt.tried_seconds, learnt.ratio, self.sink.rate)
 
     def pays(self, kind: Kind, encoding: Encoding, nbytes: int, *, waits: bool = False) -> bool:
-        """Whether the sink has ``nbytes`` sooner coded than raw: it has something to do meanwhile, or less to do
-        afterwards. ``waits``: no codec thread is free."""
+        """Whether the sink has ``nbytes`` sooner coded than raw: codecs alone keep it busy, or it has something to do
+        meanwhile, or less to do afterwards. ``waits``: no codec thread is free."""
         learnt = kind.learnt[encoding]
+        if self.threads / learnt.seconds / learnt.ratio >= ABLE * self.sink.rate:
+            return True
         saved = (1 - 1 / learnt.ratio) * nbytes / self.sink.rate
         return learnt.seconds * nbytes * (1.5 if waits else 1) <= self.sink.lag + saved
 

@@ -21,8 +21,7 @@ from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import in_parallel
 from ckptpipe.pipeline.stages.abc import Stage
 from ckptpipe.pipeline.stages.compress import encode_chunk
-from ckptpipe.pyx.staging import Lease, StagingRing
-from ckptpipe.storage_backends.shielded import in_thread
+from ckptpipe.pyx.staging import StagingRing
 
 SMALLEST = 8192
 """Bytes; a smaller chunk is stored raw: padding to 4096 leaves nothing to gain."""
@@ -69,8 +68,7 @@ class AutoStage(Stage):
         self._transform = transform
         self._leisure = leisure
         self._slots = self._threads + 1 + max(4, -(-sink_bytes // context.chunk_bytes))
-        self._rings: list[StagingRing] = []
-        self._making = asyncio.Lock()
+        self._ring: StagingRing | None = None
         self._sinks: list[Sink] = []
         self._limit = math.inf
         self._coding = 0
@@ -211,7 +209,7 @@ class AutoStage(Stage):
 
     async def _code(self, chunk: Chunk, kind: Kind, encoding: Encoding, chooser: Chooser) -> Encoding | None:
         """The encoding where the chunk got smaller by it, None where it is as it was."""
-        slot = await self._slot()
+        slot = await self._output().acquire()
         coded = False
         start = time.perf_counter()
         try:
@@ -222,25 +220,12 @@ class AutoStage(Stage):
         chooser.learn(kind, encoding, chunk.raw_bytes, chunk.stored_bytes, time.perf_counter() - start)
         return encoding if coded else None
 
-    async def _slot(self) -> Lease:
-        """Room for what is coded. Rings are made as they are needed, off the loop: prefaulting takes its time.
-
-        All together hold more than sinks keep in flight, so that one always comes free.
-        """
-        while True:
-            for ring in self._rings:
-                slot = ring.try_acquire()
-                if slot is not None:
-                    return slot
-            room = self._slots - sum(ring.slots for ring in self._rings)
-            if room > 0 and not self._making.locked():
-                async with self._making:
-                    slots = min(room, self._threads + 2 if self._rings else 2)
-                    self._rings.append(await in_thread(lambda slots=slots: self._context.make_ring(slots)))
-                self._changed.set()
-            else:
-                self._changed.clear()
-                await self._changed.wait()
+    def _output(self) -> StagingRing:
+        """Room for what is coded, more than sinks keep in flight, so that a slot always comes free. No page of it is
+        touched before it is needed."""
+        if self._ring is None:
+            self._ring = self._context.make_ring(self._slots, on_demand=True)
+        return self._ring
 
     def decisions(self, names: Sequence[str]) -> list[dict[str, object]]:
         """What was decided, by stream; ``names`` are the streams'."""
