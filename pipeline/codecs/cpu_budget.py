@@ -36,6 +36,11 @@ class CpuBudget:
         self.available = float(cpus)
         self._codec, self._wall, self._process = codec_seconds, wall, process
         self._idle = idle or idle_seconds
+        self._pace = 0.0  # raw bytes a second that pass, 0 before it is known
+        self.begin()
+
+    def begin(self) -> None:
+        """Only what happens from now on counts."""
         self._marks = self._read()
         self._raw = 0
 
@@ -61,6 +66,7 @@ class CpuBudget:
         # Others are taken to leave us half of the CPUs, also where they use more of them while we do not.
         available = max(min(used + max(idle, 0.0), self.cpus), self.cpus / 2)
         self.available += WEIGHT * (available - self.available)
+        self._pace += WEIGHT * (self._raw / wall - self._pace)
         if self._raw:
             self.cost += WEIGHT * (max(process - codec, 0.0) / self._raw - self.cost)
         self._marks, self._raw = now, 0
@@ -74,7 +80,9 @@ class CpuBudget:
         """
         if self.plenty:
             return 1.0
-        left = self.available - sink_rate * self.cost
+        # A sink of which too much is expected does not get more than passes, whatever that costs.
+        pace = min(sink_rate, self._pace) if self._pace else sink_rate
+        left = self.available - pace * self.cost
         full = sink_rate * seconds + self.available * (1 - 1 / ratio)
         return min(1.0, max(0.0, left / full)) if full > 0 else 1.0
 

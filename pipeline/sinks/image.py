@@ -39,7 +39,7 @@ from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
 
-USUAL_RATES = {"nvme": (2e9, 8, 0.03), "fuse": (0.7e9, 2, 0.05), "s3": (0.25e9, 8, 0.25)}
+USUAL_RATES = {"nvme": (2e9, 8, 0.03), "fuse": (0.7e9, 2, 0.05), "s3": (0.15e9, 8, 0.25)}
 """By scheme: bytes a second that such a store takes, writes at a time that it needs for that, seconds that one takes."""
 LEASE_REFRESH = 60.0  # seconds between refreshes of the live lease object
 ENTRY_LEAST = 40  # bytes of a manifest that an entry takes up beside its name, at least

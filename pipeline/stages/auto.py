@@ -125,6 +125,7 @@ class AutoStage(Stage):
         budget = None if self._leisure else self._budget
         chooser = Chooser(self._threads, sink, self._transform, budget)
         self.made.begin(chooser, sink)
+        self._budget.begin()
 
         async def work() -> None:
             while (chunk := await edge.get()) is not None:
