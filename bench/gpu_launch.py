@@ -1,137 +1,187 @@
 """What does `ckptpipe launch` make of the driver's own checkpoint? Needs a GPU, PyTorch and cuda-python.
 
-    python -m bench.gpu_launch [--sizes 8 32] [--cycles 3]
+    python -m bench.gpu_launch [--only speed workers pages save early] [--sizes 8 32]
 
-A PyTorch process of each size is checkpointed and restored by the driver: started plainly, and by `launch` with a
-warm pool, by number of workers and kind of page. Seconds are the driver's calls; sums are compared every time.
+A PyTorch process is checkpointed and restored; its sums are compared every time. Parts, and about how long each
+takes on an H200 with a disk of 2 GB/s:
+
+    speed    the driver as it ships, launch, and launch with copies that cost nothing (the bound)   8+32 GiB: 180 s
+    workers  by number of copying threads, at the first size                                        8 GiB: 90 s
+    pages    by kind of the pool's pages, at the first size (hugetlb where pages can be reserved)   8 GiB: 60 s
+    save     saves while the driver works, to null and to a disk, beside the checkpoint alone       8+32 GiB: 150 s
+    early    restores of an evicted process from page-cached files, beside the restore alone        8 GiB: 60 s
+
+Each part prints its table when it is done, and writes JSON of its own. Seconds of "alone" are medians of the
+driver's calls by themselves in the same process.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import sys
-import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
-from bench.gpu import Ask, gpu_name, target
+from bench import gpu_launch_image, launched
+from bench.gpu import gpu_name
+from bench.launched import GIB, TimedDriver
 from bench.report import Answer, Table
-from ckptpipe.pipeline.launch.handover import Handover
-from ckptpipe.pyx.control_page import ControlPage, PoolState
+from ckptpipe.pipeline import loop
+from ckptpipe.pipeline.launch import LaunchOptions, PoolSize
 
-GIB = 1 << 30
-LAUNCH = (sys.executable, "-c", "from ckptpipe.pipeline.cli import main; main()", "launch")
-LOCK_MS = 20_000
-WARM_SECONDS = 120.0
+HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
+Part = Callable[[argparse.Namespace], Answer]
 
 
-@dataclass(frozen=True)
-class Variant:
-    label: str
-    options: tuple[str, ...] | None  # of launch; None: started plainly
+def pool_of(gib: float, **options: Any) -> LaunchOptions:
+    return LaunchOptions(pool=PoolSize(nbytes=int((gib * 1.15 + 1.5) * GIB) >> 21 << 21), **options)
 
 
-def variants(gib: float, workers: Sequence[int], pages: Sequence[str]) -> list[Variant]:
-    pool = ("--pool", f"{int(gib * 1.25 + 2)}GiB")
-    made = [Variant("the driver as it ships", None)]
-    made += [Variant(f"launch, {count} workers", (*pool, "--workers", str(count))) for count in workers]
-    made += [Variant(f"launch, {kind} pages", (*pool, "--pages", kind)) for kind in pages]
-    return made
+@asynccontextmanager
+async def opened() -> AsyncIterator[TimedDriver]:
+    driver = await TimedDriver.open()
+    assert isinstance(driver, TimedDriver)
+    async with driver:
+        yield driver
 
 
-def call(answer: tuple[Any, ...]) -> None:
-    if int(answer[0]) != 0:
-        raise RuntimeError(f"the driver answered {answer[0]}")
-
-
-def pool_state(pid: int, *, warm: bool) -> PoolState:
-    """The state of a launched process's pool; ``warm``: once all of it is ready."""
-    with Handover.connect(pid) as handover:
-        pool, page = handover.attach()
-        try:
-            with ControlPage(page) as control:
-                until = time.monotonic() + WARM_SECONDS
-                while warm and control.pool().state == "warming" and time.monotonic() < until:
-                    control.wait(control.events, 0.2)
-                return control.pool()
-        finally:
-            os.close(page)
-            if pool is not None:
-                os.close(pool)
-
-
-def cycle(pid: int, ask: Ask) -> tuple[float, float]:
-    """Seconds of the driver's checkpoint and restore; the process computes the same sums before and after."""
-    from cuda.bindings import driver
-
-    before = ask("sum")
-    arguments = driver.CUcheckpointLockArgs()
-    arguments.timeoutMs = LOCK_MS
-    call(driver.cuCheckpointProcessLock(pid, arguments))
-    start = time.perf_counter()
-    call(driver.cuCheckpointProcessCheckpoint(pid, None))
-    middle = time.perf_counter()
-    call(driver.cuCheckpointProcessRestore(pid, None))
-    end = time.perf_counter()
-    call(driver.cuCheckpointProcessUnlock(pid, None))
-    if ask("sum") != before or ask("step") != "stepped":
-        raise RuntimeError("the process does not compute what it did before")
-    return middle - start, end - middle
-
-
-def measure(sizes: Sequence[float], workers: Sequence[int], pages: Sequence[str], cycles: int) -> Answer:
-    from cuda.bindings import driver
-
-    call(driver.cuInit(0))
+def speed(chosen: argparse.Namespace) -> Answer:
     table = Table(
-        ("GiB", "started", "page KiB", "checkpoint s", "restore s", "together s", "times faster", "note"),
-        ("g", "", "", ".2f", ".2f", ".2f", ".1f", ""),
+        (
+            "GiB",
+            "started",
+            "page KiB",
+            "checkpoint s",
+            "restore s",
+            "together s",
+            "times faster",
+            "of the bound",
+        ),
+        ("g", "", "", ".2f", ".2f", ".2f", ".1f", ".2f"),
     )
-    for gib in sizes:
-        stock = 0.0
-        for variant in variants(
-            gib, workers if gib == min(sizes) else workers[-1:], pages if gib == min(sizes) else ()
-        ):
-            page, note = None, ""
-            prefix = () if variant.options is None else (*LAUNCH, *variant.options, "--")
-            with target(gib, 8, prefix) as (pid, ask):
-                if variant.options is not None:
-                    pool_state(pid, warm=True)
-                times = [
-                    cycle(pid, ask) for _ in range(cycles if variant.options is not None else min(cycles, 2))
-                ]
-                if variant.options is not None:
-                    with suppress(ProcessLookupError):
-                        state = pool_state(pid, warm=False)
-                        page = state.page_bytes // 1024
-                        note = state.fallback_text or f"{state.hook}, {state.stores}"
-            down, up = (statistics.median(pair[column] for pair in times) for column in range(2))
-            stock = stock or down + up
-            table.add(gib, variant.label, page, down, up, down + up, stock / (down + up), note)
-            print(*table.rows[-1], flush=True)
+
+    async def measure() -> None:
+        async with opened() as driver:
+            for gib in chosen.sizes:
+                with launched.process(gib, os.environ) as (pid, ask):
+                    shipped = await launched.alone(driver, pid, ask, 1 if gib > 16 else 2)
+                with launched.process(gib, launched.launched(pool_of(gib))) as (pid, ask):
+                    page = launched.warm(pid).page_bytes >> 10
+                    ours = await launched.alone(driver, pid, ask, chosen.cycles)
+                with tempfile.TemporaryDirectory() as folder:
+                    free = launched.free_copies(Path(folder))
+                    with launched.process(gib, launched.launched(pool_of(gib), free)) as (pid, ask):
+                        launched.warm(pid)
+                        bound = await launched.cycle(driver, pid, ask, lost=True)
+                for name, pages, times in (
+                    ("the driver as it ships", None, shipped),
+                    ("launch", page, ours),
+                    ("launch, copies cost nothing: the bound", page, bound),
+                ):
+                    faster, share = sum(shipped) / sum(times), sum(bound) / sum(times)
+                    table.add(gib, name, pages, *times, sum(times), faster, share)
+                    print(*table.rows[-1], flush=True)
+
+    loop.run(measure)
     return Answer(
         "gpu_launch",
         "The driver's checkpoint and restore, as it ships and through `ckptpipe launch`",
         table,
-        {"sizes": list(sizes), "cycles": cycles},
-        [gpu_name(), "medians; to reach: at least 8 times faster together"],
+        {"sizes": chosen.sizes, "cycles": chosen.cycles},
+        [gpu_name(), "medians of the driver's calls; to reach: at least 8 times faster together"],
     )
+
+
+def variants(
+    chosen: argparse.Namespace, name: str, question: str, made: Sequence[tuple[str, dict[str, Any]]]
+) -> Answer:
+    table = Table(
+        ("started", "workers", "pages", "page KiB", "checkpoint s", "restore s", "together s", "note"),
+        ("", "", "", "", ".2f", ".2f", ".2f", ""),
+    )
+    gib = chosen.sizes[0]
+
+    async def measure() -> None:
+        async with opened() as driver:
+            with launched.process(gib, os.environ) as (pid, ask):
+                times = await launched.alone(driver, pid, ask, 1)
+                table.add("the driver as it ships", None, None, None, *times, sum(times), "")
+            for label, options in made:
+                with (
+                    reserved(gib, options.get("pages") == "hugetlb"),
+                    launched.process(gib, launched.launched(pool_of(gib, **options))) as (pid, ask),
+                ):
+                    state = launched.warm(pid)
+                    times = await launched.alone(driver, pid, ask, chosen.cycles)
+                    note = state.text or launched.warm(pid).fallback_text or f"{state.hook}, {state.stores}"
+                    row = (label, state.workers, state.pages, state.page_bytes >> 10)
+                    table.add(*row, *times, sum(times), note)
+                    print(*table.rows[-1], flush=True)
+
+    loop.run(measure)
+    return Answer(name, question, table, {"GiB": gib, "cycles": chosen.cycles}, [gpu_name(), "medians"])
+
+
+@contextmanager
+def reserved(gib: float, wanted: bool) -> Any:
+    """Huge pages for a hugetlb pool, given back at the end; where they cannot be had, the pool says so."""
+    before = HUGE_PAGES.read_text() if wanted else ""
+    try:
+        if wanted:
+            pages = int(before) + (pool_of(gib).pool.nbytes >> 21) + 16
+            try:
+                HUGE_PAGES.write_text(str(pages))
+            except OSError as error:
+                print(f"no hugetlb pages could be reserved: {error}")
+        yield
+    finally:
+        if wanted and HUGE_PAGES.read_text() != before:
+            HUGE_PAGES.write_text(before)
+
+
+def workers(chosen: argparse.Namespace) -> Answer:
+    question = "The driver's checkpoint and restore through `ckptpipe launch`, by number of workers"
+    made = [(f"launch --workers {count}", {"workers": count}) for count in chosen.workers]
+    return variants(chosen, "gpu_launch_workers", question, made)
+
+
+def pages(chosen: argparse.Namespace) -> Answer:
+    question = "The driver's checkpoint and restore through `ckptpipe launch`, by the pool's pages"
+    made = [(f"launch --pages {kind}", {"pages": kind}) for kind in chosen.pages]
+    return variants(chosen, "gpu_launch_pages", question, made)
+
+
+PARTS: dict[str, Part] = {
+    "speed": speed,
+    "workers": workers,
+    "pages": pages,
+    "save": lambda chosen: gpu_launch_image.save(chosen, opened, pool_of),
+    "early": lambda chosen: gpu_launch_image.early(chosen, opened, pool_of),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", nargs="*", type=float, default=[8.0, 32.0])
-    parser.add_argument("--workers", nargs="*", type=int, default=[4, 8, 16, 15])
-    parser.add_argument("--pages", nargs="*", default=["small"])
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--sizes", nargs="+", type=float, default=[8.0, 32.0], help="GiB")
     parser.add_argument("--cycles", type=int, default=3)
-    arguments = parser.parse_args()
-    measure(arguments.sizes, arguments.workers, arguments.pages, arguments.cycles).publish()
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8, 15])
+    parser.add_argument("--pages", nargs="+", default=["small", "auto", "hugetlb"])
+    parser.add_argument(
+        "--early-jobs", nargs="+", type=int, default=[0], help="of save; 0: half of the workers"
+    )
+    parser.add_argument("--disk", default=os.environ.get("CKPTPIPE_BENCH_DIR") or tempfile.gettempdir())
+    parser.add_argument(
+        "--disk-most", type=float, default=8.0, help="GiB: larger processes are saved to null alone"
+    )
+    chosen = parser.parse_args()
+    for name in chosen.only:
+        PARTS[name](chosen).publish()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,16 @@ BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
     "compress_choice": compress_choice.measure,
     "deflate_restore": deflate_restore.measure,
 }
-ON_A_GPU = ("gpu", "gpu_load", "gpu_launch", "gpu_compress")
+ON_A_GPU = (
+    "gpu",
+    "gpu_load",
+    "gpu_launch",
+    "gpu_launch_workers",
+    "gpu_launch_pages",
+    "gpu_launch_save",
+    "gpu_launch_early",
+    "gpu_compress",
+)
 """Run by hand on a machine with a GPU; their answers are gathered with the others."""
 HEAD = """# Results
 

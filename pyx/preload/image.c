@@ -344,6 +344,9 @@ void ckpt_image_copy(void *destination, const void *source, size_t bytes, int ov
     int to = find_image(destination, bytes, &to_start, &to_end), from = find_image(source, bytes, &from_start, &from_end);
     if (from >= 0) read_begins((unsigned)from, from_end);
     if (to >= 0) write_begins((unsigned)to, to_start, to_end);
+#ifdef CKPT_BENCH_FREE_COPIES /* bench/launched.py's own build, to find the bound: the bytes are lost */
+    if (to >= 0 || from >= 0) bytes = 0;
+#endif
     if ((to < 0) != (from < 0) && bytes >= CKPT_RING_BYTES) {
         struct copy copy = {destination, source};
         ckpt_ring_run(copy_step, &copy, bytes, STEP_BYTES, 0);

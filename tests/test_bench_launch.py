@@ -1,0 +1,66 @@
+"""The benchmark of launched processes runs, small, on the simulated driver: tables are whole, sums are compared."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench import gpu_launch, gpu_launch_image, launched
+from bench.launched import Ask
+from ckptpipe.pipeline.launch import LaunchOptions, PoolSize
+from tests.preload.launched import MIB
+from tests.simcuda import SimWorld, Target
+from tests.test_bench import check
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python: pip install 'ckptpipe[gpu]'")
+CHOSEN = argparse.Namespace(
+    sizes=[8 / 1024], cycles=1, workers=[2], pages=["small"], early_jobs=[1], disk="", disk_most=1.0
+)
+
+
+@pytest.fixture(autouse=True)
+def _simulated(tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("CKPTPIPE_BENCH_DIR", str(workdir))
+    monkeypatch.setattr(CHOSEN, "disk", str(workdir))
+    for module in (gpu_launch, gpu_launch_image):
+        monkeypatch.setattr(module, "gpu_name", lambda: "Simulated GPU")
+    monkeypatch.setattr(gpu_launch_image, "disk_rate", lambda folder, gib, block: 1.0)
+    pool = LaunchOptions(pool=PoolSize(nbytes=64 * MIB), workers=2)
+    monkeypatch.setattr(gpu_launch, "pool_of", lambda gib, **options: pool)
+    with SimWorld(gpus=1) as world, world.attached():
+
+        @contextmanager
+        def process(gib: float, variables: Mapping[str, str], tensors: int = 8) -> Iterator[tuple[int, Ask]]:
+            with Target(
+                world.environment(variables),
+                [(0, int(gib * (1 << 30)) // 2)] * 2,
+                program=str(world.library / "plain_target"),
+            ) as target:
+
+                def ask(line: str) -> str:
+                    if line == "step":
+                        return "stepped"
+                    target.check()
+                    return "right"
+
+                yield target.pid, ask
+
+        monkeypatch.setattr(launched, "process", process)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("part", "rows"), [("speed", 3), ("workers", 2), ("pages", 2), ("save", 4), ("early", 2)]
+)
+def test_part(part: str, rows: int) -> None:
+    answer = gpu_launch.PARTS[part](CHOSEN)
+    check(answer, rows)
+    for row in answer.table.records():
+        assert all(value > 0 for key, value in row.items() if key.endswith(" s") and value is not None), row
