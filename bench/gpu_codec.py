@@ -189,7 +189,7 @@ async def check(gpu: Gpu, patterns: dict[str, bytes], chunk: int) -> list[str]:
             print(f"{codec}: encodes by {codec.backend}, deflate decoded by {codec.decoder} ({codec.why})")
             for name, plan in CHECKED.items():
                 for kind, pattern in patterns.items():
-                    for nbytes in (len(pattern), len(pattern) - 3, 70_001):
+                    for nbytes in (len(pattern), len(pattern) - 3, 524_290, 131_073, 70_001):
                         answer = await check_plan(gpu, codec, ring, plan, pattern[:nbytes])
                         if answer:
                             wrong.append(f"{name}, {kind}, {nbytes} bytes: {answer}")
@@ -201,8 +201,8 @@ async def check(gpu: Gpu, patterns: dict[str, bytes], chunk: int) -> list[str]:
 
 # -- how fast is it? ----------------------------------------------------------------------------------------
 
-Rate = tuple[float, float, float]
-"""GB/s of raw bytes, ratio, CPU time of the process in microseconds a chunk."""
+Rate = tuple[float, float, float, float]
+"""GB/s of raw bytes, ratio, CPU time of the process in microseconds a chunk, chunks a batch."""
 
 
 async def copy_rate(gpu: Gpu, ring: StagingRing, chunk: int, address: int, nbytes: int) -> float:
@@ -240,12 +240,13 @@ async def encode_rate(
                     found = await codec.encode(slot, min(chunk, total - at), address + at, plan)
                     stored += found.stored_bytes
 
-        cpu = time.process_time()
+        cpu, batches = time.process_time(), codec.batches
         start = time.perf_counter()
         await asyncio.gather(*(encode() for _ in range(ring.slots)))
         seconds = time.perf_counter() - start
-        spent = time.process_time() - cpu
-        return total / seconds / 1e9, total / max(stored, 1), spent / (total / chunk) * 1e6
+        spent, count = time.process_time() - cpu, total / chunk
+        each = count / max(codec.batches - batches, 1)
+        return total / seconds / 1e9, total / max(stored, 1), spent / count * 1e6, each
 
     await once(min(nbytes, 16 * chunk))  # kernels are loaded
     return max([await once(nbytes) for _ in range(2)])
@@ -262,10 +263,10 @@ async def decode_rate(
         held.append((slot, await codec.encode(slot, chunk, address + number * chunk, plan), number))
     coded = [each for each in held if each[1].planes]
     wanted = [found.raw_crc32c for _, found, _ in coded]
-    rates: list[Rate] = [(0.0, 1.0, 0.0)]
+    rates: list[Rate] = [(0.0, 1.0, 0.0, 0.0)]
     rounds = max(1, nbytes // (chunk * max(len(coded), 1)))
     for _ in range(2 if coded else 0):
-        cpu = time.process_time()
+        cpu, batches = time.process_time(), codec.batches
         start = time.perf_counter()
         for _ in range(rounds):
             sums = await asyncio.gather(
@@ -289,58 +290,59 @@ async def decode_rate(
         total = rounds * chunk * len(coded)
         stored = sum(found.stored_bytes for _, found, _ in coded)
         ratio = chunk * len(coded) / stored
-        rates.append((total / seconds / 1e9, ratio, spent / (rounds * len(coded)) * 1e6))
+        count = rounds * len(coded)
+        rates.append(
+            (total / seconds / 1e9, ratio, spent / count * 1e6, count / max(codec.batches - batches, 1))
+        )
     for slot, _, _ in held:
         slot.release()
     return max(rates)
 
 
+HEADINGS = (
+    *("what", "data", "chunk MiB", "scratch MiB", "GB/s", "ratio", "plain copy GB/s", "CPU us/chunk"),
+    "chunks/batch",
+)
+
+
+async def rows_of(
+    arguments: argparse.Namespace, gpu: Gpu, ring: StagingRing, scratch: int, address: int, nbytes: int
+) -> list[tuple[str, Rate]]:
+    """Every plan, out and back, with one codec."""
+    rows = []
+    async with codec_of(gpu, scratch * MIB, ring.slot_bytes, arguments.lanes) as codec:
+        for name in arguments.plans:
+            for what, work in (("encode", encode_rate), ("decode", decode_rate)):
+                if what in arguments.only:
+                    found = await work(codec, ring, PLANS[name], address, nbytes)
+                    rows.append((f"{what} {name}", found))
+                    print(f"{what} {name}", scratch, *(f"{x:.2f}" for x in found), flush=True)
+    return rows
+
+
 async def measure(
     arguments: argparse.Namespace, gpu: Gpu, patterns: dict[str, bytes]
 ) -> tuple[Table, list[str]]:
-    table = Table(
-        ("what", "data", "chunk MiB", "scratch MiB", "GB/s", "ratio", "plain copy GB/s", "CPU us/chunk"),
-        ("", "", "", "", ".1f", ".3f", ".1f", ".0f"),
-    )
+    table = Table(HEADINGS, ("", "", "", "", ".1f", ".3f", ".1f", ".0f", ".1f"))
     nbytes = int(arguments.gib * GIB)
     address = gpu.allocate(nbytes)
     notes = []
-    for chunk_mib in arguments.chunks:
-        chunk = chunk_mib * MIB
-        ring = StagingRing(max(2, arguments.ring * MIB // chunk), chunk)
+    for size in arguments.chunks:
+        ring = StagingRing(max(2, arguments.ring // size), size * MIB)
         with cuda.pin(ring, context=gpu.context):
             link = gpu.link_rate(ring)
             for kind in arguments.data:
                 gpu.fill(address, patterns[kind], nbytes)
-                plain = await copy_rate(gpu, ring, chunk, address, nbytes)
+                plain = await copy_rate(gpu, ring, size * MIB, address, nbytes)
                 notes.append(
-                    f"{kind}, chunks of {chunk_mib} MiB: one copy {link:.1f}, copy queue {plain:.1f} GB/s"
+                    f"{kind}, chunks of {size} MiB: one copy {link:.1f}, copy queue {plain:.1f} GB/s"
                 )
+                print(notes[-1], flush=True)
                 for scratch in arguments.scratch:
-                    async with codec_of(gpu, scratch * MIB, chunk, arguments.lanes) as codec:
-                        for name in arguments.plans:
-                            for what in ("encode", "decode"):
-                                if what not in arguments.only:
-                                    continue
-                                work = encode_rate if what == "encode" else decode_rate
-                                try:
-                                    found = await work(codec, ring, PLANS[name], address, nbytes)
-                                except Exception as error:
-                                    print(
-                                        f"  {what} {name} {kind} {chunk_mib} {scratch}: {error}", flush=True
-                                    )
-                                    raise
-                                row = (
-                                    f"{what} {name}",
-                                    kind,
-                                    chunk_mib,
-                                    scratch,
-                                    *found[:2],
-                                    plain,
-                                    found[2],
-                                )
-                                table.add(*row)
-                                print(*(f"{x:.2f}" if isinstance(x, float) else x for x in row), flush=True)
+                    for what, (rate, ratio, cpu, batch) in await rows_of(
+                        arguments, gpu, ring, scratch, address, nbytes
+                    ):
+                        table.add(what, kind, size, scratch, rate, ratio, plain, cpu, batch)
         ring.close()
     gpu.free(address)
     return table, notes

@@ -30,6 +30,7 @@ cdef extern from "device_codec.h" nogil:
     void ck_codec_submit(ck_codec* codec, ck_codec_job* job)
     ck_codec_job* ck_codec_reap(ck_codec* codec)
     int ck_codec_running(ck_codec* codec)
+    uint64_t ck_codec_batches(ck_codec* codec)
     void ck_codec_stop(ck_codec* codec)
     int ck_codec_ended(ck_codec* codec)
     void ck_codec_join(ck_codec* codec)

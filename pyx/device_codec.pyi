@@ -64,6 +64,8 @@ class DeviceCodec:
     @property
     def running(self) -> int: ...
     @property
+    def batches(self) -> int: ...  # that lanes have begun: chunks of one are worked on side by side
+    @property
     def closed(self) -> bool: ...
     async def prepare(self, plan: EncodePlan) -> None: ...  # checks a plan; ScratchTooSmallError and the like
     def encode(
@@ -79,6 +81,16 @@ class DeviceCodec:
         planes: Sequence[Plane],
         device_address: int,
     ) -> asyncio.Future[int]: ...  # CRC32C of the raw bytes
+    def decode_loaded(
+        self,
+        loaded_address: int,
+        stored_bytes: int,
+        stored_crc32c: int,
+        raw_bytes: int,
+        transform: int,
+        planes: Sequence[tuple[int, int, int, int, int, tuple[int, ...]]],
+        device_address: int,
+    ) -> asyncio.Future[int]: ...  # of stored bytes on the device, from a multiple of 256 on
     async def drain(self) -> None: ...
     async def aclose(self) -> None: ...
     async def __aenter__(self) -> DeviceCodec: ...

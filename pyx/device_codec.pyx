@@ -16,12 +16,12 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 from posix.unistd cimport getpid
 
-from ckptpipe.pyx import cuda_kernel
 from ckptpipe.pyx.codec_errors import DecodeError, DecoderUnavailableError
 from ckptpipe.pyx.codec_errors import ScratchTooSmallError, StoredMismatch
 from ckptpipe.pyx.encode_plan import Encoded, EncodePlan
 from ckptpipe.pyx.errors import CkptpipeError
 
+from ckptpipe.pyx.codec_abilities cimport engine_longest, engine_mask, engine_missing, kernels_for
 from ckptpipe.pyx.codec_job cimport (
     CK_DECODER_ENGINE,
     CK_DECODER_NVCOMP,
@@ -38,15 +38,7 @@ from ckptpipe.pyx.codec_job cimport (
     new_plan,
     nvcomp_failure,
 )
-from ckptpipe.pyx.cuda_driver cimport (
-    CU_COMPUTE_MAJOR,
-    CU_COMPUTE_MINOR,
-    CU_OK,
-    Driver,
-    cu_context,
-    cu_stream,
-    loaded,
-)
+from ckptpipe.pyx.cuda_driver cimport CU_OK, cu_context, cu_stream, loaded
 from ckptpipe.pyx.staging cimport Lease
 
 __all__ = ["DecodeError", "DecoderUnavailableError", "DeviceCodec", "EncodePlan", "Encoded",
@@ -58,8 +50,6 @@ cdef extern from "Python.h":
 SCRATCH_BYTES = 512 << 20
 LANES = 3
 cdef int MAX_LANES = 8
-cdef int ENGINE_MASK_ATTRIBUTE = 136  # CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK
-cdef int ENGINE_LENGTH_ATTRIBUTE = 137  # CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_MAXIMUM_LENGTH
 cdef int ENGINE_DEFLATE = 1
 cdef dict ENGINE_FORMATS = {2: 1, 6: 2, 5: 4}  # id of FORMAT.md: bit of the engine's mask
 cdef int ZSTD = 1, ANS = 3
@@ -138,8 +128,8 @@ cdef class DeviceCodec:
         global live
         cdef ck_codec_options options
         cdef const char* call = NULL
-        cdef int error, mask = attribute(self.driver, self.device, ENGINE_MASK_ATTRIBUTE)
-        cdef int longest = attribute(self.driver, self.device, ENGINE_LENGTH_ATTRIBUTE)
+        cdef int error, mask = engine_mask(self.driver, self.device)
+        cdef int longest = engine_longest(self.driver, self.device)
         if decoder == NVCOMP and self.nvcomp is None:
             raise DecoderUnavailableError("decoding by nvCOMP was asked for, and there is no nvCOMP",
                                           cure="pip install 'ckptpipe[gpu]'")
@@ -219,6 +209,11 @@ cdef class DeviceCodec:
         return ck_codec_running(self.raw) if self.raw != NULL else 0
 
     @property
+    def batches(self):
+        """Batches that lanes have begun: the chunks of one are worked on side by side."""
+        return ck_codec_batches(self.raw) if self.raw != NULL else 0
+
+    @property
     def closed(self):
         return self.raw == NULL
 
@@ -250,8 +245,19 @@ cdef class DeviceCodec:
         """
         self.check_usable()
         check_range(device_address, raw_bytes, self.chunk_bytes)
-        return self.submit(decoding(lease, stored_bytes, stored_crc32c, raw_bytes, transform, tuple(planes),
-                                    device_address))
+        return self.submit(decoding(lease, 0, stored_bytes, stored_crc32c, raw_bytes, transform,
+                                    tuple(planes), device_address))
+
+    def decode_loaded(self, size_t loaded_address, Py_ssize_t stored_bytes, uint32_t stored_crc32c,
+                      Py_ssize_t raw_bytes, int transform, planes, size_t device_address):
+        """As `decode`, of stored bytes that lie on the device already, from a multiple of 256 on."""
+        self.check_usable()
+        check_range(device_address, raw_bytes, self.chunk_bytes)
+        check_range(loaded_address, stored_bytes, self.chunk_bytes)
+        if loaded_address % 256:
+            raise ValueError(f"stored bytes at {loaded_address:#x}, which is no multiple of 256")
+        return self.submit(decoding(None, loaded_address, stored_bytes, stored_crc32c, raw_bytes, transform,
+                                    tuple(planes), device_address))
 
     async def drain(self):
         """Wait until nothing is in flight. Finishes when cancelled, and is cancelled then."""
@@ -388,7 +394,8 @@ cdef class DeviceCodec:
         job.flying = False
         job.future = None  # the callback and the future hold each other
         self.accepted -= 1
-        job.lease.unhold()
+        if job.lease is not None:
+            job.lease.unhold()
         if good and not future.cancelled():
             if job.raw.kind == CK_JOB_ENCODE:
                 self.encoded += job.raw.raw
@@ -463,32 +470,8 @@ cdef int check_range(size_t address, Py_ssize_t nbytes, Py_ssize_t most) except 
     return 0
 
 
-cdef int attribute(Driver driver, int device, int which) noexcept:
-    """0 where the driver does not know it."""
-    cdef int value = 0
-    return value if driver.raw.device_attribute(&value, which, device) == CU_OK else 0
-
-
-cdef str engine_missing(Driver driver, int device, int mask, int longest):
-    """Why the decompression engine cannot be used, "" where it can."""
-    if not mask or longest <= 0:
-        return f"GPU {device} has none"
-    if not driver.has("cuMemBatchDecompressAsync"):
-        return f"this driver ({driver.version_text()}) does not serve it"
-    return ""
-
-
 cdef str mib_text(object nbytes):
     return f"{-(-nbytes // (1 << 20))} MiB"
-
-
-cdef bytes kernels_for(Driver driver, int device):
-    """The compiled kernels for that GPU; KernelUnavailableError where they cannot be had."""
-    cdef int major = attribute(driver, device, CU_COMPUTE_MAJOR)
-    cdef int minor = attribute(driver, device, CU_COMPUTE_MINOR)
-    if driver.raw.simulated:
-        return cuda_kernel.text_of(cuda_kernel.CODEC_SOURCES) + b"\0"  # a simulation knows kernels by name
-    return cuda_kernel.compiled(major, minor, cuda_kernel.CODEC_SOURCES)
 
 
 def live_codecs():

@@ -143,7 +143,7 @@ static int gather_round(ck_lane *lane, ck_codec_job **jobs, int count, decode_ro
     return 1;
 }
 
-/* Stored bytes to the device, where they are checksummed. Those that are not what was stored are refused. */
+/* Stored bytes to the device, where they are not there yet; there they are checksummed. Those that are not what was stored are refused. */
 static int bring(ck_lane *lane, decode_round *round) {
     const ck_cuda *cuda = lane->codec->cuda;
     cu_address ranges_at, sums_at;
@@ -152,9 +152,10 @@ static int bring(ck_lane *lane, decode_round *round) {
     ck_range *ranges = ck_lane_table(lane, (size_t)round->count * sizeof *ranges, &ranges_at);
     for (int i = 0; i < round->count; i++) {
         ck_codec_job *job = round->jobs[i];
-        job->out = ck_lane_take(lane, job->stored);
+        job->out = job->loaded ? job->loaded : ck_lane_take(lane, job->stored);
         ranges[i] = (ck_range){job->out, job->stored};
-        if (ck_lane_failed(lane, cuda->copy_up(job->out, job->host, job->stored, lane->stream), "cuMemcpyHtoDAsync"))
+        if (!job->loaded && ck_lane_failed(lane, cuda->copy_up(job->out, job->host, job->stored, lane->stream),
+                                           "cuMemcpyHtoDAsync"))
             return 0;
     }
     if (!ck_lane_upload(lane)) return 0;
@@ -290,7 +291,7 @@ static int run_nvcomp(ck_lane *lane, const ck_tables *tables, const ck_group *gr
         if (lane->arena_used + temp <= lane->arena_room || wave == 1) break;
         wave = (wave + 1) / 2;
     }
-    const cu_address memory = temp ? lane->arena + lane->arena_used : 0;
+    const cu_address memory = lane->arena + lane->arena_used;
     for (size_t done = 0; done < group->count; done += wave) {
         const size_t at = group->first + done, count = group->count - done < wave ? group->count - done : wave;
         const nv_status status = format->decompress(

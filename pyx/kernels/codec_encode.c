@@ -142,7 +142,7 @@ static int compress(ck_lane *lane, encode_round *round) {
         const size_t wave = blocks - done < round->wave ? blocks - done : round->wave;
         const nv_status status = codec->nvcomp->format[plan->format].compress(
             (const cu_address *)(from_at + 8 * done), (const size_t *)(sizes_at + 8 * done), plan->block_bytes, wave,
-            round->temp ? temp : 0, round->temp, (const cu_address *)(to_at + 8 * done),
+            temp, round->temp, (const cu_address *)(to_at + 8 * done),
             (size_t *)(lengths_at + 8 * done), plan->options, (nv_status *)(statuses_at + 4 * done), lane->stream);
         if (ck_lane_refused(lane, status, plan->format, "nvcompBatched…CompressAsync")) return 0;
     }

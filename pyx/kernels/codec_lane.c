@@ -151,6 +151,7 @@ static int next_batch(ck_codec *codec, ck_codec_job **jobs) {
         if (count && (next->kind != jobs[0]->kind || next->plan != jobs[0]->plan)) break;
         jobs[count++] = take_first(codec);
     }
+    codec->batches++;
     if (codec->first != NULL || codec->stop) pthread_cond_signal(&codec->work);
     pthread_mutex_unlock(&codec->mutex);
     return count;
@@ -247,6 +248,13 @@ int ck_codec_running(ck_codec *codec) {
     const int running = codec->running;
     pthread_mutex_unlock(&codec->mutex);
     return running;
+}
+
+uint64_t ck_codec_batches(ck_codec *codec) {
+    pthread_mutex_lock(&codec->mutex);
+    const uint64_t batches = codec->batches;
+    pthread_mutex_unlock(&codec->mutex);
+    return batches;
 }
 
 void ck_codec_stop(ck_codec *codec) {

@@ -71,6 +71,7 @@ struct ck_codec {
     ck_codec_job *first, *last;           /* not begun */
     ck_codec_job *done_first, *done_last;
     int waiting, running, alive;
+    uint64_t batches;
     int lingering, enough; /* a lane waits a moment until so many jobs wait */
     int stop, ended;
     int lanes;

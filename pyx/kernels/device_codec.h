@@ -55,6 +55,7 @@ typedef struct ck_codec_job {
     const ck_plan *plan; /* of an encoding */
     cu_address device;
     unsigned char *host;
+    cu_address loaded;   /* of a decoding: where the stored bytes lie on the device already; 0: at host */
     uint32_t raw, stored;
     uint32_t raw_crc, stored_crc, expected_crc;
     int zero;
@@ -109,6 +110,7 @@ static inline void ck_codec_cancel(ck_codec_job *job) { __atomic_store_n(&job->c
 /* The jobs that ended, oldest first, linked by next; also clears the eventfd. */
 ck_codec_job *ck_codec_reap(ck_codec *codec);
 int ck_codec_running(ck_codec *codec);
+uint64_t ck_codec_batches(ck_codec *codec); /* that were begun */
 /* Asks the lanes to end once nothing waits; the eventfd tells when ck_codec_ended. */
 void ck_codec_stop(ck_codec *codec);
 int ck_codec_ended(ck_codec *codec);

@@ -378,6 +378,7 @@ def test_slots_of_a_ring_are_filled_by_many_tasks() -> None:
 
                 sizes = await asyncio.gather(*(one(i) for i in range(count)))
                 assert codec.inflight == codec.running == 0
+                assert count / 6 <= codec.batches <= count
             assert max(sizes) < 0.7 * CHUNK
             assert ring.free == 6
         assert isinstance(ring, StagingRing)

@@ -1,0 +1,1 @@
+"""What a GPU has for codecs (for device_codec.pyx alone)."""
