@@ -49,6 +49,7 @@ cdef extern from "device_codec.h" nogil:
         const ck_plan* plan
         cu_address device
         unsigned char* host
+        cu_address loaded
         uint32_t raw
         uint32_t stored
         uint32_t raw_crc
@@ -88,8 +89,8 @@ cdef class Job:
 
 cdef Plan new_plan(object plan, bint odd)
 cdef Job encoding(Plan plan, Lease lease, Py_ssize_t nbytes, size_t device_address)
-cdef Job decoding(Lease lease, Py_ssize_t stored_bytes, uint32_t stored_crc32c, Py_ssize_t raw_bytes,
-                  int transform, tuple planes, size_t device_address)
+cdef Job decoding(Lease lease, size_t loaded, Py_ssize_t stored_bytes, uint32_t stored_crc32c,
+                  Py_ssize_t raw_bytes, int transform, tuple planes, size_t device_address)
 cdef object encoded_of(const ck_codec_job* job)
 cdef object failure_of(Job job, Driver driver, Nvcomp nvcomp, int device, object scratch_bytes, int lanes)
 cdef object nvcomp_failure(Nvcomp nvcomp, int number, str call, int status, str detail=*)

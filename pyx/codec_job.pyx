@@ -101,9 +101,12 @@ cdef Job encoding(Plan plan, Lease lease, Py_ssize_t nbytes, size_t device_addre
     return job
 
 
-cdef Job decoding(Lease lease, Py_ssize_t stored_bytes, uint32_t stored_crc32c, Py_ssize_t raw_bytes,
-                  int transform, tuple planes, size_t device_address):
-    """A chunk to decode; holds the lease. ValueError where its planes cannot be those of such a chunk."""
+cdef Job decoding(Lease lease, size_t loaded, Py_ssize_t stored_bytes, uint32_t stored_crc32c,
+                  Py_ssize_t raw_bytes, int transform, tuple planes, size_t device_address):
+    """A chunk to decode; holds the lease, or has its stored bytes at ``loaded`` on the device.
+
+    ValueError where its planes cannot be those of such a chunk.
+    """
     cdef Job job = Job.__new__(Job)
     if not 1 <= stored_bytes <= raw_bytes:
         raise ValueError(f"{stored_bytes} stored bytes of a chunk of {raw_bytes}")
@@ -112,10 +115,12 @@ cdef Job decoding(Lease lease, Py_ssize_t stored_bytes, uint32_t stored_crc32c, 
     job.raw.raw = raw_bytes
     job.raw.stored = stored_bytes
     job.raw.expected_crc = stored_crc32c
-    job.raw.host = lease.ptr
+    job.raw.loaded = loaded
     set_planes(&job.raw, transform, planes)
-    lease.hold_source(stored_bytes)
-    job.lease = lease
+    if lease is not None:
+        job.raw.host = lease.ptr
+        lease.hold_source(stored_bytes)
+        job.lease = lease
     return job
 
 
