@@ -136,7 +136,7 @@ async def restore_device_buffers(
             ranges = await memory.open(context)
             if local.some:
                 await links.open_loaders(context)
-            decoding = await plan_decoding(links, context, reader, list(arrays))
+            decoding = await plan_decoding(links, context, reader, list(arrays), loads=local.some)
             source = ImageSource(
                 reader,
                 decode=True,
@@ -144,6 +144,7 @@ async def restore_device_buffers(
                 sink_verifies=DeviceSink.verifies(ranges, links),
                 sink_decodes=decoding.takes,
                 sink_loads=local.some,
+                loads_coded=decoding.loads,
             )
             sink = DeviceSink(ranges, links, context)
             result = await operations.read_graph(source, sink, context, "restore", progress)

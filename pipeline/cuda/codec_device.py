@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 WRITES = frozenset({"deflate", "ans", "gdeflate"})
 """Names of the codecs that a GPU writes."""
 
+PLACES_MIN, PLACES_MAX = 8, 32
+"""Chunks that are loaded, or have been and are not decoded yet, on one GPU."""
+
 
 def find_nvcomp() -> Any:
     """nvCOMP, loaded once a process. CkptpipeError, with the cure, where it is not installed. Blocking."""
@@ -37,9 +40,9 @@ def why_no_encoder() -> CkptpipeError | None:
 
 
 async def create(
-    driver: CudaDriver, gpu: Gpu, context: int, run: GraphContext, decoder: str = "auto"
+    driver: CudaDriver, gpu: Gpu, context: int, run: GraphContext, decoder: str = "auto", taken: int = 0
 ) -> DeviceCodec:
-    """The codec of one GPU, with the scratch memory that the settings of ``run`` say. Raises as `DeviceCodec.create`
+    """The codec of one GPU, with the scratch memory that the settings of ``run`` say, less what is ``taken``. Raises as `DeviceCodec.create`
     does, and CkptpipeError where there is neither nvCOMP nor a decompression engine to decode with."""
     from ckptpipe.pyx.device_codec import DeviceCodec
 
@@ -52,11 +55,17 @@ async def create(
     return await DeviceCodec.create(
         gpu.ordinal,
         context,
-        scratch_bytes=run.settings.gpu_scratch_bytes,
+        scratch_bytes=run.settings.gpu_scratch_bytes - taken,
         nvcomp=library,
         chunk_bytes=run.chunk_bytes,
         decoder=decoder,
     )
+
+
+def places(run: GraphContext) -> int:
+    """How many chunks of stored bytes may wait on a GPU beside its codec: 0 where scratch is too small for some."""
+    count = min(PLACES_MAX, run.settings.gpu_scratch_bytes // 2 // run.chunk_bytes)
+    return count if count >= PLACES_MIN else 0
 
 
 def encode_plan(encoding: Encoding) -> EncodePlan:
@@ -90,20 +99,17 @@ class _Coded(Protocol):
     def planes(self) -> tuple[PlaneRecord, ...]: ...
 
 
-async def decode(codec: DeviceCodec, coded: _Coded, stored: Lease, address: int) -> None:
-    """Decode ``stored`` to ``address``. BadChunk where either checksum is another, or the decoder complains."""
+async def decode(codec: DeviceCodec, coded: _Coded, stored: Lease | int, address: int) -> None:
+    """Decode ``stored`` (a lease, or where its bytes lie on the device) to ``address``. BadChunk where either checksum
+    is another, or the decoder complains."""
     from ckptpipe.pyx.device_codec import DecodeError, StoredMismatch
 
+    facts = coded.stored_bytes, coded.stored_crc32c, coded.raw_bytes, coded.transform, coded.planes, address
     try:
-        found = await codec.decode(
-            stored,
-            coded.stored_bytes,
-            coded.stored_crc32c,
-            coded.raw_bytes,
-            coded.transform,
-            coded.planes,
-            address,
-        )
+        if isinstance(stored, int):
+            found = await codec.decode_loaded(stored, *facts)
+        else:
+            found = await codec.decode(stored, *facts)
     except StoredMismatch as error:
         raise BadChunk(differs("stored", error.found, coded.stored_crc32c)) from error
     except DecodeError as error:

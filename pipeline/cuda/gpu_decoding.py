@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptpipe.pipeline.codecs import DECODABLE
 from ckptpipe.pipeline.context import GraphContext
@@ -24,15 +24,22 @@ class GpuDecoding:
     """``codecs``: ids of those that the GPUs decode; a chunk with another one in it is the CPU's."""
 
     codecs: frozenset[int] = frozenset()
+    loads: bool = False  # also what is passed on by its place in a local file
 
     def takes(self, planes: Sequence[PlaneRecord]) -> bool:
         return bool(self.codecs) and all(plane.codec in self.codecs for plane in planes if plane.codec)
 
 
 async def plan_decoding(
-    links: Links, context: GraphContext, reader: ImageReader, streams: Sequence[str] | None = None
+    links: Links,
+    context: GraphContext,
+    reader: ImageReader,
+    streams: Sequence[str] | None = None,
+    *,
+    loads: bool = False,
 ) -> GpuDecoding:
-    """For a restore into memory of the GPUs of ``links``, as ``decompress_backend`` says.
+    """For a restore into memory of the GPUs of ``links``, as ``decompress_backend`` says. ``loads``: the sink loads
+    chunks from local files.
 
     ``auto``: the GPUs where they can, and the CPU with a note where they cannot; zstd is the CPU's, since its blocks
     are whole chunks, of which a GPU decodes too few at a time. UnsupportedImage where nobody can; UsageError or
@@ -44,14 +51,15 @@ async def plan_decoding(
         require_cpu(reader, used)
         return GpuDecoding()
     try:
-        await links.open_codecs(context, asked)
+        await links.open_codecs(context, asked, loads=loads)
     except CkptpipeError as error:
         if asked != "auto":
             raise
         require_cpu(reader, used, error)
         context.notes.append(f"the CPU decodes: {error}")
         return GpuDecoding()
-    return await readable(links, context, reader, streams)
+    found = await readable(links, context, reader, streams)
+    return replace(found, loads=loads and all(link.places is not None for link in links))
 
 
 async def leave_to_cpu(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -11,6 +10,7 @@ from ckptpipe.pipeline.cuda import codec_device
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu, borrowed
 from ckptpipe.pipeline.cuda.gpu_decoding import GpuDecoding, readable
 from ckptpipe.pipeline.cuda.links import Link, Links
+from ckptpipe.pipeline.cuda.places import DevicePlaces
 from ckptpipe.pipeline.decoding import BadChunk, differs, require_cpu
 from ckptpipe.pipeline.image.codec_use import codecs_used
 from ckptpipe.pipeline.image.reader import ImageReader
@@ -23,14 +23,12 @@ PLACES = 8  # chunks of device memory into which is decoded: while some are deco
 
 
 class GpuDecoder:
-    """Implements `HostDecoder`. ``places``: device memory, a chunk each."""
+    """Implements `HostDecoder`. ``places``: of a chunk each."""
 
-    def __init__(self, link: Link, decoding: GpuDecoding, places: Sequence[int]) -> None:
+    def __init__(self, link: Link, decoding: GpuDecoding, places: DevicePlaces) -> None:
         self._link = link
         self._decoding = decoding
-        self._places: asyncio.Queue[int] = asyncio.Queue()
-        for place in places:
-            self._places.put_nowait(place)
+        self._places = places
 
     def takes(self, planes: Sequence[PlaneRecord]) -> bool:
         return bool(planes) and self._decoding.takes(planes)
@@ -38,15 +36,9 @@ class GpuDecoder:
     async def decode(self, row: ChunkRecord, stored: Lease, raw: Lease) -> None:
         link = self._link
         assert link.codec is not None, "made with a codec"
-        place = await self._places.get()
-        try:
+        async with self._places.one(link) as place:
             await codec_device.decode(link.codec, row, stored, place)
             scan = await link.queue.fetch(raw, row.raw_bytes, place)
-        except asyncio.CancelledError:
-            await link.drain()  # before that, the place is not free
-            raise
-        finally:
-            self._places.put_nowait(place)
         if scan.zero:  # that is not copied
             with memoryview(raw) as view:
                 view[: row.raw_bytes] = bytes(row.raw_bytes)
@@ -75,13 +67,12 @@ async def gpu_decoder(
             raise
         decoding = await readable(links, context, reader, streams)
         (link,) = links
-        size = context.chunk_bytes
-        memory = await cuda.allocate(link.context, PLACES * size)
+        places = await DevicePlaces.open(cuda, link.context, PLACES, context.chunk_bytes)
         try:
-            yield GpuDecoder(link, decoding, range(memory, memory + PLACES * size, size))
+            yield GpuDecoder(link, decoding, places)
         finally:
             await link.drain()
-            await cuda.free(link.context, memory)
+            await places.aclose()
         context.notes.extend(links.notes())
 
 

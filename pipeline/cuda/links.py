@@ -11,6 +11,7 @@ from ckptpipe.pipeline.context import RING_MIN_SLOTS, GraphContext
 from ckptpipe.pipeline.cuda import codec_device, topology
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
 from ckptpipe.pipeline.cuda.loading import load_plan
+from ckptpipe.pipeline.cuda.places import DevicePlaces
 from ckptpipe.pipeline.sources.abc import first_error
 from ckptpipe.pyx.cuda import CopyQueue, CudaError, FileLoader, Pinned, pin, prepare
 from ckptpipe.pyx.memory import numa_nodes
@@ -33,6 +34,7 @@ class Link:
     rings: list[StagingRing]
     simulated: bool
     codec: DeviceCodec | None = None
+    places: DevicePlaces | None = None  # for stored bytes that were loaded, and are to be decoded
     loader: FileLoader | None = None
 
     @property
@@ -108,36 +110,45 @@ class Links:
                 plan = load_plan(context.settings.workers, gpus, node)
                 link.loader = await FileLoader.open(link.queue, link.context, plan, numa_node=node)
 
-    async def open_codecs(self, context: GraphContext, decoder: str = "auto") -> None:
+    async def open_codecs(self, context: GraphContext, decoder: str = "auto", *, loads: bool = False) -> None:
         """A codec on every GPU that has none, with ``gpu_scratch_bytes`` of its memory. ``decoder``: who decodes.
+        ``loads``: part of that memory is for stored bytes that are loaded from files, where it is enough for both.
 
         CkptpipeError, with a cure, where that cannot be had.
         """
+        places = codec_device.places(context) if loads else 0
         opened: list[Link] = []
         try:
             for link in self:
                 if link.codec is None:
-                    link.codec = await codec_device.create(
-                        self._driver, link.gpu, link.context, context, decoder
-                    )
                     opened.append(link)
+                    if places:
+                        link.places = await DevicePlaces.open(
+                            self._driver, link.context, places, context.chunk_bytes
+                        )
+                    taken = link.places.nbytes if link.places is not None else 0
+                    link.codec = await codec_device.create(
+                        self._driver, link.gpu, link.context, context, decoder, taken
+                    )
         except BaseException:
             for link in opened:  # who can do without codecs shall have their memory
-                codec, link.codec = link.codec, None
-                if codec is not None:
-                    await self._given_back(codec.aclose())
+                await self._close_codec(link)
             raise
-        context.gpu_scratch_bytes = max(
-            (link.codec.scratch_bytes for link in self if link.codec is not None), default=0
-        )
+        context.gpu_scratch_bytes = context.settings.gpu_scratch_bytes if self._links else 0
 
     async def close_codecs(self, context: GraphContext) -> None:
         """Give their memory back."""
         for link in self:
-            if link.codec is not None:
-                codec, link.codec = link.codec, None
-                await self._given_back(codec.aclose())
+            await self._close_codec(link)
         context.gpu_scratch_bytes = 0
+
+    async def _close_codec(self, link: Link) -> None:
+        codec, places, link.codec, link.places = link.codec, link.places, None, None
+        if codec is not None:
+            await self._given_back(codec.aclose())
+        if places is not None:
+            await link.queue.drain()
+            await self._given_back(places.aclose())
 
     async def add_rings(self, context: GraphContext) -> None:
         """One more ring for each that there is: for chunks that leave the GPUs in one more form."""
@@ -197,8 +208,7 @@ class Links:
     async def _close(self) -> None:
         """Everything, whatever fails: an error here is neither the operation's outcome nor its end."""
         for link in self._links.values():
-            if link.codec is not None:
-                await self._given_back(link.codec.aclose())
+            await self._close_codec(link)
             if link.loader is not None:
                 await self._given_back(link.loader.aclose())
             await self._given_back(link.queue.aclose())

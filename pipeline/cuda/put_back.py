@@ -96,6 +96,7 @@ async def _copy(
             sink_verifies=DeviceSink.verifies(ranges, links),
             sink_decodes=decoding.takes,
             sink_loads=all(link.loader is not None for link in links),
+            loads_coded=decoding.loads,
         )
         await source.open(context)
         graph = Graph(source, context, phase="restore")

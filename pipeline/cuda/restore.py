@@ -143,10 +143,11 @@ async def _from_custom_storage(
         await session.retain(tuple(gpus))
     async with Links(cuda) as links:
         await links.open(context, gpus)
-        if (await loadable(reader)).some:
+        loads = (await loadable(reader)).some
+        if loads:
             await links.open_loaders(context)
         decoding = await plan_decoding(
-            links, context, reader
+            links, context, reader, loads=loads
         )  # before free memory is looked at: it takes some
         waiting = [
             process for process, session in zip(saved, sessions, strict=True) if session.operation is None

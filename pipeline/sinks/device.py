@@ -9,7 +9,7 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.codec_device import decode
 from ckptpipe.pipeline.cuda.links import Link, Links
 from ckptpipe.pipeline.cuda.loading import load
-from ckptpipe.pipeline.decoding import BadChunk
+from ckptpipe.pipeline.decoding import BadChunk, differs
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.result import SinkResult
@@ -18,6 +18,7 @@ from ckptpipe.pipeline.sources.abc import Source, in_parallel
 from ckptpipe.pipeline.sources.device import DeviceRange
 from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.pyx.staging import Lease
 from ckptpipe.pyx.workers import Scan
 
 WRITERS_MAX = 64  # chunks under way: more than the driver has at a time
@@ -89,10 +90,14 @@ class DeviceSink(Sink):
 
     async def _put(self, chunk: Chunk, link: Link, address: int) -> Scan | None:
         """The chunk into device memory; what has arrived there, where that is for us to verify."""
+        if chunk.place is not None and chunk.planes:
+            await self._load_and_decode(chunk, link, address)
+            return None
         if chunk.place is not None:
             return await load(self._image, chunk, link.queue, address)
         if chunk.planes:
-            await self._decode(chunk, link, address)
+            assert chunk.lease is not None, "only chunks of zeros have none"
+            await self._decode(chunk, link, chunk.lease, address)
         elif chunk.lease is None:
             await link.queue.clear(address, chunk.raw_bytes)
         elif chunk.verified:
@@ -101,10 +106,20 @@ class DeviceSink(Sink):
             return await link.queue.store_and_scan(address, chunk.lease, chunk.raw_bytes)
         return None
 
-    async def _decode(self, chunk: Chunk, link: Link, address: int) -> None:
-        assert link.codec is not None and chunk.lease is not None, "what is passed on can be decoded here"
+    async def _load_and_decode(self, chunk: Chunk, link: Link, address: int) -> None:
+        """From a file into memory beside the destination, and decoded from there."""
+        assert link.places is not None, "chunks come by their place where there is memory for them"
+        async with link.places.one(link) as place:
+            found = (await load(self._image, chunk, link.queue, place)).crc32c
+            if found != chunk.stored_crc32c:
+                what = differs("stored", found, chunk.stored_crc32c)
+                raise self._image.refuse_stored(chunk.stream, chunk.number, what)
+            await self._decode(chunk, link, place, address)
+
+    async def _decode(self, chunk: Chunk, link: Link, stored: Lease | int, address: int) -> None:
+        assert link.codec is not None, "what is passed on can be decoded here"
         try:
-            await decode(link.codec, chunk, chunk.lease, address)
+            await decode(link.codec, chunk, stored, address)
         except BadChunk as error:
             raise self._image.refuse_stored(chunk.stream, chunk.number, str(error)) from error
         except CkptpipeError as error:

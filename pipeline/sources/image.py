@@ -66,13 +66,14 @@ class ImageSource(Source):
         sink_decodes: Callable[[Sequence[PlaneRecord]], bool] | None = None,
         decoder: HostDecoder | None = None,
         sink_loads: bool = False,
+        loads_coded: bool = False,
         not_decoded: Collection[int] = (),
         damage: Damage | None = None,
     ) -> None:
         """``sink_verifies``: raw chunks go on unread, and the sink checks them where it is faster (on a GPU).
         ``sink_decodes``: coded chunks for which this is true go on as they are stored, unread too. ``decoder``: for
         those that it takes; the others are the CPU's. ``sink_loads``: chunks that are stored as they are, in local
-        files, go on by their place, unread and unverified. ``not_decoded``: codecs that nobody here decodes; their
+        files, go on by their place, unread and unverified; ``loads_coded``: those that it decodes as well. ``not_decoded``: codecs that nobody here decodes; their
         chunks go on as they are stored, verified as such.
         ``damage``: takes what is wrong with chunks, which are then left out; None: the first of it is raised."""
         self.reader = reader
@@ -82,6 +83,7 @@ class ImageSource(Source):
         self._sink_decodes = sink_decodes
         self._decoder = decoder
         self._sink_loads = sink_loads
+        self._loads_coded = loads_coded
         self._not_decoded = frozenset(not_decoded)
         self._damage = damage
         self._chosen = reader.select(streams)
@@ -101,7 +103,6 @@ class ImageSource(Source):
         self._context = context
 
     async def run(self, outlet: Outlet) -> None:
-        context = self._context
         count = LOAD_FEEDERS if self._sink_loads else self._fillers()
         work = self._work()
 
@@ -144,8 +145,10 @@ class ImageSource(Source):
         Encoded chunks are read into a ring of their own: a task that holds stored bytes then waits only for
         slots that sinks free, never for one that another such task holds.
         """
-        raw = not any(row.planes for row in extent.rows)
-        if raw and self._sink_loads and await self._refer(extent, outlet):
+        loads = self._sink_loads and all(
+            self._loads_coded and self._passed_on(row) for row in extent.rows if row.planes
+        )
+        if loads and await self._refer(extent, outlet):
             return
         encoded = self._decode and any(row.planes and not self._passed_on(row) for row in extent.rows)
         ring = self._ring_of_stored() if encoded else self._context.ring
@@ -186,6 +189,7 @@ class ImageSource(Source):
                 chunk = Chunk(self._position[row.stream], row.number, row.raw_bytes, row.raw_crc32c, None)
                 chunk.stored_bytes, chunk.stored_crc32c = row.stored_bytes, row.stored_crc32c
                 chunk.verified = False
+                chunk.planes, chunk.transform = row.planes, row.transform
                 chunk.place = FilePlace(file.share(), row.offset)
                 self.counts.chunks += 1
                 self.counts.stored_bytes += row.stored_bytes

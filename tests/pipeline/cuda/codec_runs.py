@@ -76,6 +76,26 @@ class Buffers:
             assert memory.read() == b"\xee" * memory.nbytes, name
 
 
+@pytest.fixture
+def buffers(allocate: Allocate) -> Buffers:
+    return Buffers(allocate, CONTENTS)
+
+
+@pytest.fixture
+def engine_buffers(make_world: Callable[..., SimWorld]) -> Iterator[tuple[SimWorld, Buffers]]:
+    """On a machine whose GPUs have the decompression engine."""
+    world = make_world(gpus=2, decompression=(7, 4 * MIB))
+    held: list[Memory] = []
+
+    def make(ordinal: int, data: bytes) -> Memory:
+        held.append(Memory(ordinal, data))
+        return held[-1]
+
+    yield world, Buffers(make, CONTENTS)
+    for memory in held:
+        memory.free()
+
+
 def save(buffers: Buffers, to: object, compress: str, **options: Any) -> ckptpipe.SaveResult:
     options = {"name": "a", "settings": SETTINGS} | options
     return run(ckptpipe.save(device_buffers=buffers.arrays, to=to, compress=compress, **options))  # type: ignore[arg-type]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ckptpipe
-from ckptpipe.pipeline.cuda import host_decoder
+from ckptpipe.pipeline.chunk import Chunk
+from ckptpipe.pipeline.cuda import codec_device, host_decoder, loading
+from ckptpipe.pipeline.sinks import device as device_sink
 from tests.pipeline.cuda import damage
 from tests.pipeline.cuda.codec_runs import (
     CONTENTS,
@@ -24,7 +23,9 @@ from tests.pipeline.cuda.codec_runs import (
     Allocate,
     Buffers,
     allocate,
+    buffers,
     check_files,
+    engine_buffers,
     restore,
     save,
     to_files,
@@ -35,28 +36,8 @@ from tests.pipeline.runs import memory_dir, run
 from tests.simcuda import SimWorld
 from tests.simcuda.driver import call, driver
 
-__all__ = ["allocate", "memory_dir"]
+__all__ = ["allocate", "buffers", "engine_buffers", "memory_dir"]
 Fail = Callable[[], object]
-
-
-@pytest.fixture
-def buffers(allocate: Allocate) -> Buffers:
-    return Buffers(allocate, CONTENTS)
-
-
-@pytest.fixture
-def engine_buffers(make_world: Callable[..., SimWorld]) -> Iterator[tuple[SimWorld, Buffers]]:
-    """On a machine whose GPUs have the decompression engine."""
-    world = make_world(gpus=2, decompression=(7, 4 * MIB))
-    held: list[Memory] = []
-
-    def make(ordinal: int, data: bytes) -> Memory:
-        held.append(Memory(ordinal, data))
-        return held[-1]
-
-    yield world, Buffers(make, CONTENTS)
-    for memory in held:
-        memory.free()
 
 
 def refused(fail: Fail, *words: str, kind: type[ckptpipe.CkptpipeError] = ckptpipe.UsageError) -> None:
@@ -165,6 +146,28 @@ def test_the_engine_that_is_forced_must_take_every_codec_and_block(
     result = restore(workdir / "a", buffers)
     buffers.check()
     assert GPU in result.codec_backend, "nvCOMP takes what is too long for the engine"
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_stored_bytes_are_loaded_beside_the_destination_or_go_through_the_ring(
+    buffers: Buffers, workdir: Path, monkeypatch: pytest.MonkeyPatch, loads: bool
+) -> None:
+    """The first where the image lies in local files and scratch has room for what waits to be decoded."""
+    save(buffers, workdir, "ans:u8")
+    loaded: list[bool] = []
+
+    def counted(image: object, chunk: Chunk, *where: object) -> object:
+        loaded.append(bool(chunk.planes))
+        return loading.load(image, chunk, *where)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(device_sink, "load", counted)
+    if not loads:
+        monkeypatch.setattr(codec_device, "PLACES_MAX", 0)
+    buffers.clear()
+    result = restore(workdir / "a", buffers)
+    buffers.check()
+    assert result.codec_backend == GPU and result.facts.gpu_scratch_bytes == SETTINGS.gpu_scratch_bytes
+    assert any(loaded) == loads and not all(loaded), "noise is loaded as it is"
 
 
 def test_a_destination_that_the_engine_cannot_write(
@@ -328,150 +331,3 @@ def test_a_copy_keeps_or_changes_the_codec(buffers: Buffers, workdir: Path) -> N
         buffers.clear()
         restore(workdir / place / "a", buffers)
         buffers.check()
-
-
-# -- bad bytes -------------------------------------------------------------------------------------------------
-
-INTO = ("device", "files")
-
-
-def attempt(into: str, image: Path, buffers: Buffers, **options: object) -> object:
-    if into == "device":
-        return restore(image, buffers, **options)
-    folder = image.parent / "files"
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        return to_files(image, folder, **options)
-    finally:
-        assert not folder.exists() or not list(folder.rglob("bf16"))
-
-
-@pytest.mark.parametrize("into", INTO)
-@pytest.mark.parametrize("codec", ["deflate:0", "ans:u8"])
-@pytest.mark.parametrize("kind", ["raw chunk", "raw plane", "coded plane", "first byte", "last byte"])
-def test_a_flipped_bit_never_reaches_a_decoder(
-    buffers: Buffers, workdir: Path, codec: str, kind: str, into: str
-) -> None:
-    save(buffers, workdir, codec, transform="planes2")
-    image = workdir / "a"
-    row = damage.coded(image, 2)
-    if kind == "raw chunk":
-        row = next(each for each in damage.rows(image) if not each.planes and not each.zero)
-    at = {
-        "raw chunk": row.raw_bytes // 2,
-        "raw plane": 100,
-        "coded plane": row.planes[0].stored_bytes + 100 if row.planes else 0,
-        "first byte": 0,
-        "last byte": row.stored_bytes - 1,
-    }[kind]
-    damage.flip_stored(image, row, at)
-    with pytest.raises(ckptpipe.ImageCorrupt, match=r"stored bytes have the checksum") as failed:
-        attempt(into, image, buffers, decompress_backend="nvcomp-cuda")
-    assert damage.where(image, row) in str(failed.value)
-
-
-@pytest.mark.parametrize("backend", ["decompression-engine", "nvcomp-cuda"])
-def test_no_decoder_has_seen_bytes_of_another_checksum(
-    engine_buffers: tuple[SimWorld, Buffers], workdir: Path, backend: str
-) -> None:
-    world, buffers = engine_buffers
-    buffers.memory = {"text": buffers.memory["text"]}
-    save(buffers, workdir, "deflate:1", settings=with_settings(chunk_bytes=MIB, ring_bytes=16 * MIB))
-    (row,) = damage.rows(workdir / "a")
-    damage.flip_stored(workdir / "a", row, row.stored_bytes // 2)
-    buffers.clear()
-    with pytest.raises(
-        ckptpipe.ImageCorrupt, match=r"stream device/text chunk 0 .*stored bytes have the checksum"
-    ):
-        restore(workdir / "a", buffers, decompress_backend=backend)
-    assert world.calls("cuMemBatchDecompressAsync") == world.calls("nvcompBatchedDeflateDecompressAsync") == 0
-    buffers.untouched()
-
-
-@pytest.mark.parametrize("into", INTO)
-@pytest.mark.parametrize(
-    ("codec", "lie"),
-    [
-        *(("deflate:1", lie) for lie in damage.LIES),
-        *(("ans:u8", lie) for lie in damage.LIES[2:]),  # it has one block in a chunk of this size
-    ],
-    ids=lambda each: getattr(each, "__name__", each),
-)
-def test_a_lying_index_names_stream_and_chunk(
-    buffers: Buffers, workdir: Path, codec: str, lie: Callable[..., object], into: str
-) -> None:
-    save(buffers, workdir, codec, transform="none", settings=with_settings(chunk_bytes=256 * KIB))
-    image = workdir / "a"
-    row = next(each for each in damage.rows(image) if each.planes)
-    damage.relabel(image, lambda each: lie(each) if each == row else each)  # type: ignore[arg-type,return-value]
-    with pytest.raises(ckptpipe.ImageCorrupt) as failed:
-        attempt(into, image, buffers, decompress_backend="nvcomp-cuda")
-    assert damage.where(image, row) in str(failed.value)
-    assert "restore from another copy" in failed.value.cure
-
-
-@pytest.mark.parametrize("lie", damage.LIES[:2], ids=lambda lie: lie.__name__)
-def test_a_lying_index_on_the_cpu(buffers: Buffers, workdir: Path, lie: Callable[..., object]) -> None:
-    save(buffers, workdir, "deflate:1", transform="none")
-    image = workdir / "a"
-    row = damage.coded(image)
-    damage.relabel(image, lambda each: lie(each) if each == row else each)  # type: ignore[arg-type,return-value]
-    with pytest.raises(ckptpipe.ImageCorrupt) as failed:
-        restore(image, buffers, decompress_backend="cpu")
-    assert damage.where(image, row) in str(failed.value)
-
-
-@pytest.mark.parametrize("lie", damage.LIES[:2], ids=lambda lie: lie.__name__)
-def test_a_lying_index_that_makes_the_engine_fault(
-    make_world: Callable[..., SimWorld], workdir: Path, lie: Callable[..., object]
-) -> None:
-    """An engine that is given what is no stream takes the context with it: the error says which chunk that was."""
-    make_world(gpus=1, decompression=(7, 4 * MIB))
-    buffers = Buffers(lambda ordinal, data: Memory(0, data), {"text": CONTENTS["text"][: 100 * KIB]})
-    save(buffers, workdir, "deflate:1", transform="none")
-    image = workdir / "a"
-    row = damage.coded(image)
-    damage.relabel(image, lie)  # type: ignore[arg-type]
-    with pytest.raises(ckptpipe.CkptpipeError, match=r"LAUNCH_FAILED") as failed:
-        restore(image, buffers, decompress_backend="decompression-engine")
-    assert damage.where(image, row) in str(failed.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["nvcompBatchedDeflateDecompressAsync", "cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"]
-)
-def test_a_decoder_that_fails_is_no_damage_of_the_image(
-    world: SimWorld, buffers: Buffers, workdir: Path, name: str
-) -> None:
-    save(buffers, workdir, "deflate:1")
-    buffers.clear()
-    error = "nvcompErrorInternal" if name.startswith("nvcomp") else "CUDA_ERROR_UNKNOWN"
-    world.fault(name, pid=os.getpid(), nth=2, error=error)
-    with pytest.raises(ckptpipe.CkptpipeError) as failed:
-        restore(workdir / "a", buffers)
-    assert not isinstance(failed.value, ckptpipe.ImageCorrupt)
-    restore(workdir / "a", buffers)
-    buffers.check()
-
-
-@pytest.mark.parametrize("into", INTO)
-def test_cancelled_while_it_decodes(world: SimWorld, buffers: Buffers, workdir: Path, into: str) -> None:
-    save(buffers, workdir, "ans:u8")
-    hold = world.fault("nvcompBatchedANSDecompressAsync", pid=os.getpid(), nth=2, hold=True)
-
-    async def main() -> None:
-        options = {"device_buffers": buffers.arrays} if into == "device" else {"to": workdir / "files"}
-        restoring = asyncio.ensure_future(
-            ckptpipe.restore(str(workdir / "a"), settings=SETTINGS, **options)  # type: ignore[arg-type]
-        )
-        await asyncio.to_thread(hold.wait)
-        restoring.cancel()
-        await asyncio.sleep(0)
-        hold.release()
-        with pytest.raises(asyncio.CancelledError):
-            await restoring
-
-    used = [world.used(gpu) for gpu in range(2)]
-    run(main())
-    assert [world.used(gpu) for gpu in range(2)] == used
-    assert not (workdir / "files").exists() or not list((workdir / "files").rglob("bf16"))

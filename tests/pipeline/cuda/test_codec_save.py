@@ -30,6 +30,7 @@ from tests.pipeline.cuda.codec_runs import (
     Allocate,
     Buffers,
     allocate,
+    buffers,
     check_files,
     restore,
     save,
@@ -41,12 +42,7 @@ from tests.pipeline.image.second_reader import read_image
 from tests.pipeline.runs import memory_dir, run
 from tests.simcuda import SimWorld
 
-__all__ = ["allocate", "memory_dir"]
-
-
-@pytest.fixture
-def buffers(allocate: Allocate) -> Buffers:
-    return Buffers(allocate, CONTENTS)
+__all__ = ["allocate", "buffers", "memory_dir"]
 
 
 @pytest.mark.parametrize("compress", ["deflate:0", "deflate:1", "deflate:5", "ans:u8", "ans:f16", "ans:fp8"])
