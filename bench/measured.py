@@ -1,7 +1,8 @@
 """What a piece of work costs: wall time and CPU time, of this process or of a program that is run.
 
 Every competitor runs in a process of its own. A Python client is measured around the operation alone, inside
-its process, so that interpreter start and imports count for none of them; a program is measured whole.
+its process, so that interpreter start and imports count for none of them; a program is measured whole. What the
+whole process took, start and imports included, is there too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,15 @@ Work = Callable[[], Mapping[str, Any] | None]
 
 @dataclass(frozen=True)
 class Cost:
-    """``peak_rss``: bytes, of the process that did it; ``facts``: what the work says of itself."""
+    """``peak_rss``: bytes, of the process that did it; ``facts``: what the work says of itself.
+
+    ``whole_cpu_seconds``: of the process from its start to its end; 0 where the work was done here."""
 
     seconds: float
     cpu_seconds: float
     peak_rss: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    whole_cpu_seconds: float = 0.0
 
 
 class MeasuredWorkFailed(RuntimeError):
@@ -67,7 +71,8 @@ def run_program(
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if run.returncode:
         raise MeasuredWorkFailed(f"{command[0]} ended with {run.returncode}: {run.stderr[-2000:]}")
-    return Cost(seconds, _cpu(after) - _cpu(before), 0, {} if quiet else {"stdout": run.stdout})
+    cpu = _cpu(after) - _cpu(before)
+    return Cost(seconds, cpu, 0, {} if quiet else {"stdout": run.stdout}, cpu)
 
 
 def run_work(
@@ -84,10 +89,13 @@ def run_work(
         assert spec is not None, "benchmarks are run as modules: python -m bench.NAME"
         module = spec.name
     order = {"module": module, "function": prepare.__name__, "arguments": arguments}
+    # Users have compiled modules, whatever this shell says.
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = subprocess.run(
         [sys.executable, "-m", "bench.measured"],
         input=json.dumps(order),
-        env={**os.environ, **(environment or {})},
+        env={**inherited, **(environment or {})},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -95,7 +103,8 @@ def run_work(
     )
     if run.returncode:
         raise MeasuredWorkFailed(f"{module}.{prepare.__name__}({arguments}) failed:\n{run.stderr[-4000:]}")
-    return Cost(**json.loads(run.stdout.splitlines()[-1]))
+    whole = _cpu(resource.getrusage(resource.RUSAGE_CHILDREN)) - _cpu(before)
+    return replace(Cost(**json.loads(run.stdout.splitlines()[-1])), whole_cpu_seconds=whole)
 
 
 def _cpu(usage: resource.struct_rusage) -> float:

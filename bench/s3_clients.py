@@ -25,6 +25,7 @@ class _Discard:
 
 def ckptpipe_put(source: str, bucket: str) -> Work:
     import ckptpipe
+    import ckptpipe.storage_backends.s3  # as the others import their SDK here
 
     def work() -> Mapping[str, Any]:
         result = ckptpipe.save_blocking(source, to=f"s3://{bucket}/ckptpipe", name="image")
@@ -35,6 +36,7 @@ def ckptpipe_put(source: str, bucket: str) -> Work:
 
 def ckptpipe_get(target: str, bucket: str) -> Work:
     import ckptpipe
+    import ckptpipe.storage_backends.s3
 
     url = f"s3://{bucket}/ckptpipe/image"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import os
@@ -10,7 +9,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckptpipe.pipeline.chunk import Chunk
@@ -46,9 +45,6 @@ class _Target:
     chunks: int
     fd: int = -1
     direct: bool = False
-    turn: asyncio.Lock = field(
-        default_factory=asyncio.Lock
-    )  # buffered writers of one inode only spin on its lock
 
 
 class FilesSink(Sink):
@@ -171,11 +167,7 @@ class FilesSink(Sink):
                 # A direct write has whole pages; what is behind the end of the file is cut off at the end.
                 size = padded(nbytes) if target.direct else nbytes
                 with chunk.lease.slice(at, size) as part:
-                    if target.direct:
-                        await self._context.io.write(target.fd, part, size, start + at, path)
-                        continue
-                    async with target.turn:
-                        await self._context.io.write(target.fd, part, size, start + at, path)
+                    await self._context.io.write(target.fd, part, size, start + at, path)
         target.chunks -= 1
         if target.chunks == 0:
             await self._open(target)  # all zeros: not opened so far
