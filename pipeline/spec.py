@@ -20,7 +20,7 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """``kind``: compress (``codec`` none|zstd, ``level``), limit (``rate`` in bytes a second).
+    """``kind``: compress (``codec``, ``level``, ``transform``), limit (``rate`` in bytes a second).
 
     ``reads``: SOURCE or another stage's name.
     """
