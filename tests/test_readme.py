@@ -60,7 +60,8 @@ def test_every_command_that_is_named_is_there() -> None:
 def test_every_option_that_is_named_is_there() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     helps = "".join(
-        CliRunner().invoke(command, [name, "--help"]).output for name in ("save", "restore", "run", "launch")
+        CliRunner().invoke(command, [name, "--help"]).output
+        for name in ("save", "restore", "recompress", "run", "launch")
     )
     for option in sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))):
         assert option in helps, option
