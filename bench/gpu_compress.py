@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import ckptpipe
 from bench.gpu import GIB, disk_rate, gpu_name, link_limit, place, rate, run
@@ -53,7 +53,13 @@ def noise(gib: float) -> dict[str, Any]:
     }
 
 
-def save(held: dict[str, Any], to: str, codec: str, name: str = "b", transform: str = "auto") -> SaveResult:
+def save(
+    held: dict[str, Any],
+    to: str,
+    codec: str,
+    name: str = "b",
+    transform: Literal["auto", "none", "planes2"] = "auto",
+) -> SaveResult:
     import torch
 
     torch.cuda.synchronize()
@@ -165,7 +171,8 @@ def on_cpu(gib: float) -> list[Row]:
     held = bf16(min(gib, 4))
     cores = len(os.sched_getaffinity(0))
     rows: list[Row] = []
-    for transform in ("none", "planes2"):
+    transforms: tuple[Literal["none", "planes2"], ...] = ("none", "planes2")
+    for transform in transforms:
         with place("/dev/shm") as folder:
             packed = ratio(save(held, str(folder), "deflate:0", transform=transform))
             alone, together = run(_library_rates(str(folder / "b"), cores))
