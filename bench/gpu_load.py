@@ -1,10 +1,10 @@
-"""Which threads, pieces and buffers load files into a GPU fastest, and what a start costs. Needs a GPU and cuda-python.
+"""Which threads, copies and buffers load files into a GPU fastest, and what a start costs. Needs a GPU and cuda-python.
 
     python -m bench.gpu_load [grid] [start] [--gib 4] [--disk /dev/shm] [--wide]
 
-`grid`: `CopyQueue.load` alone, by threads, piece, buffers, streams and how a thread waits; beside it the same from a
-file that stays in the CPU's caches (the link and the driver alone) and reading alone. `start`: each step before the
-first byte moves, cold in a new process, then once more in the same.
+`grid`: `CopyQueue.load` alone, by threads, buffers, bytes of a copy and of a part, and streams; the best of these once
+more by how threads wait, and from a file that stays in the CPU's caches (the link and the driver alone). Beside it
+reading alone. `start`: each step before the first byte moves, cold in a new process, then once more in the same.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,15 @@ from typing import Any
 from bench.report import OUT, Answer, Table
 from ckptpipe.pyx import cuda
 
-MIB, GIB = 1 << 20, 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CHUNK = 8 * MIB
 FILES = 16
 INFLIGHT = 32
 CACHED = 16 * MIB  # of a file that stays in the caches
 
-Row = tuple[str, int, float, int, int, str, float | None]
+BEST = 4  # plans that are looked at more closely
+
+Row = tuple[str, int, int, float, float, int, str, int, float]
 
 
 class Held:
@@ -131,11 +134,20 @@ def read_all(descriptors: list[int], within: int, threads: int, piece: int) -> f
 
 def plans(wide: bool) -> list[cuda.LoadPlan]:
     usable = len(os.sched_getaffinity(0))
-    threads = sorted({min(count, usable) for count in ((4, 8, 12, 14, 16) if wide else (8, 12, 16))})
-    pieces = (256 << 10, 512 << 10, MIB, 2 * MIB) if wide else (512 << 10, MIB)
-    streams = (1, 2, 4, 16) if wide else (2, 4, 16)
-    grid = product(threads, (2, 3, 4) if wide else (2, 3), pieces, streams, ("poll", "block"))
-    return [cuda.LoadPlan(*each) for each in grid]  # type: ignore[arg-type]
+    threads = sorted({min(count, usable) for count in ((4, 8, 10, 12, 14, 16) if wide else (8, 12, 16))})
+    copies = (MIB, 2 * MIB, 4 * MIB, 8 * MIB) if wide else (2 * MIB, 4 * MIB, 8 * MIB)
+    parts = (128 << 10, 256 << 10, 512 << 10, MIB)
+    grid = product(threads, (3, 4, 6), copies, parts[not wide :], (1, 2))
+    # one thread a copy, many copies at a time: the same bytes in shorter copies
+    alone = [cuda.LoadPlan(count, 3 * count, MIB, MIB, 16) for count in threads[-2:]]
+    return alone + [cuda.LoadPlan(*each) for each in grid]
+
+
+def closer(plan: cuda.LoadPlan) -> list[cuda.LoadPlan]:
+    """The same, waited for in other ways, and with some threads fewer."""
+    fewer = [replace(plan, threads=plan.threads - less) for less in (1, 2) if plan.threads > less]
+    ways = [replace(plan, wait="block"), replace(plan, spin_us=30), replace(plan, spin_us=100)]
+    return [*ways, *fewer, replace(plan, buffers=plan.buffers + 1)]
 
 
 async def grid(
@@ -145,31 +157,37 @@ async def grid(
     total = within * len(descriptors)
     for threads, piece in product((8, 16), (256 << 10, MIB)):
         got = max(read_all(descriptors, within, threads, piece) for _ in range(2))
-        rows.append(("pread alone", threads, piece / MIB, 1, 0, "", got))
+        rows.append(("pread alone", threads, threads, 0, piece / KIB, 0, "", 0, got))
     target = Target(total)
+    seen: dict[cuda.LoadPlan, float] = {}
+
+    async def measure(what: str, plan: cuda.LoadPlan, files: list[int], each: int) -> float:
+        async with loading(target, plan) as queue:
+            got = max([await load_all(queue, files, total, each, target.address) for _ in range(repeat)])
+        shape = plan.threads, plan.buffers, plan.copy_bytes / MIB, plan.part_bytes / KIB, plan.streams
+        rows.append((what, *shape, plan.wait, plan.spin_us, got))
+        return got
+
     try:
         for plan in chosen:
-            async with loading(target, plan) as queue:
-                for what, files, each in (
-                    ("load", descriptors, within),
-                    ("load, source in cache", descriptors[: CACHED // CHUNK], CHUNK),
-                ):
-                    got = max(
-                        [await load_all(queue, files, total, each, target.address) for _ in range(repeat)]
-                    )
-                    shape = (plan.threads, plan.piece_bytes / MIB, plan.buffers, plan.streams, plan.wait)
-                    rows.append((what, *shape, got))
+            seen[plan] = await measure("load", plan, descriptors, within)
+        best = sorted(seen, key=lambda plan: -seen[plan])[:BEST]
+        for plan in dict.fromkeys(near for each in best for near in closer(each)):
+            if plan not in seen:
+                await measure("load", plan, descriptors, within)
+        for plan in best:
+            await measure("load, source in cache", plan, descriptors[: CACHED // CHUNK], CHUNK)
     finally:
         target.close()
-    return sorted(rows, key=lambda row: (row[0], -(row[6] or 0.0)))
+    return sorted(rows, key=lambda row: (row[0], -row[-1]))
 
 
 def measure_grid(
     gib: float, parent: str, chosen: Sequence[cuda.LoadPlan] | None = None, repeat: int = 2
 ) -> Answer:
     table = Table(
-        ("what", "threads", "piece MiB", "buffers", "streams", "wait", "GB/s"),
-        ("", "", ".2f", "", "", "", ".1f"),
+        ("what", "threads", "buffers", "copy MiB", "part KiB", "streams", "wait", "spin us", "GB/s"),
+        ("", "", "", ".0f", ".0f", "", "", "", ".1f"),
     )
     folder = Path(tempfile.mkdtemp(prefix="ckptpipe-load-", dir=parent))
     each = max(int(gib * GIB) // FILES // CHUNK, 1) * CHUNK
@@ -190,7 +208,7 @@ def measure_grid(
         shutil.rmtree(folder, ignore_errors=True)
     return Answer(
         "gpu_load",
-        "Files into device memory: threads, pieces, buffers",
+        "Files into device memory: threads, copies, buffers",
         table,
         {"gib": each * FILES / GIB, "files": FILES, "chunk MiB": CHUNK // MIB, "repeat": repeat},
     )

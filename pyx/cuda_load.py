@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,29 +14,34 @@ from ckptpipe.pyx.cuda_queue import CopyQueue
 from ckptpipe.pyx.memory import Mapping
 
 THREADS = 16  # of one GPU at most: enough for the link where each copies 4 GB/s or more out of the page cache
-PIECE_BYTES = 1 << 20
-BUFFERS = 2
-STREAMS = 4
+COPY_BYTES = 8 << 20  # the link takes copies of 8 MiB at 98 % of its rate, of 1 MiB at 90 %
+BUFFERS = 4  # one is fetched, one waits for that, two are filled
+PART_BYTES = 512 << 10
+STREAMS = 2  # the start of one copy hides behind the end of another
 PREFAULT_THREADS = 8
 _PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """``threads``, each with ``buffers`` of ``piece_bytes``: all of them together are to stay in the CPU's caches.
+    """``threads`` that fill ``buffers`` together, ``part_bytes`` each at a time; one copy of the GPU fetches up to
+    ``copy_bytes`` from one of them. All buffers together are to stay in the CPU's caches.
 
-    ``streams``: which threads take in turn. ``wait``: how a thread learns that a copy has ended.
+    ``streams``: which copies take in turn. ``wait``: how a thread learns that a copy has ended. ``spin_us``: how
+    long one looks out for more to fill before it sleeps.
     """
 
     threads: int = 0  # 0: one a usable CPU of the GPU's NUMA node, at most `THREADS`
     buffers: int = BUFFERS
-    piece_bytes: int = PIECE_BYTES  # a multiple of 4096
+    copy_bytes: int = COPY_BYTES  # a multiple of 4096, as is part_bytes
+    part_bytes: int = PART_BYTES
     streams: int = STREAMS
     wait: Literal["poll", "block"] = "poll"
+    spin_us: int = 0
 
     @property
     def nbytes(self) -> int:
-        return self.threads * self.buffers * self.piece_bytes
+        return self.buffers * self.copy_bytes
 
 
 class FileLoader:
@@ -66,23 +71,27 @@ class FileLoader:
 
     @classmethod
     def _open(cls, queue: CopyQueue, context: int, plan: LoadPlan, numa_node: int | None) -> FileLoader:
-        if plan.piece_bytes < _PAGE or plan.piece_bytes % _PAGE:
-            raise ValueError(f"a piece is a multiple of {_PAGE} bytes, not {plan.piece_bytes}")
+        for nbytes in (plan.copy_bytes, plan.part_bytes):
+            if nbytes < _PAGE or nbytes % _PAGE:
+                raise ValueError(f"copies and parts are multiples of {_PAGE} bytes, not {nbytes}")
         cpus = sorted(cpus_of(numa_node))
-        threads = plan.threads or min(len(cpus) or 1, THREADS)
-        plan = LoadPlan(threads, plan.buffers, plan.piece_bytes, plan.streams, plan.wait)
-        memory = Mapping(plan.nbytes, numa_node=numa_node, prefault_threads=min(threads, PREFAULT_THREADS))
+        plan = replace(plan, threads=plan.threads or min(len(cpus) or 1, THREADS))
+        memory = Mapping(
+            plan.nbytes, numa_node=numa_node, prefault_threads=min(plan.threads, PREFAULT_THREADS)
+        )
         try:
             pinned = pin(memory, context=context)
             try:
                 queue.start_loads(
                     pinned.address,
-                    threads=threads,
+                    threads=plan.threads,
                     buffers=plan.buffers,
-                    piece_bytes=plan.piece_bytes,
+                    copy_bytes=plan.copy_bytes,
+                    part_bytes=plan.part_bytes,
                     streams=plan.streams,
                     cpus=array("i", cpus if numa_node is not None else []),
                     poll=plan.wait == "poll",
+                    spin_us=plan.spin_us,
                 )
             except BaseException:
                 pinned.release()

@@ -89,10 +89,12 @@ cdef extern from "cuda_load.h" nogil:
         int streams
         int threads
         int buffers
-        size_t piece_bytes
+        size_t copy_bytes
+        size_t part_bytes
         unsigned char* memory
         const int* cpus
         int ncpus
+        int spin_us
         int poll
 
     int ck_loads_open(ck_loads** loads, const ck_loads_options* options, const char** call)

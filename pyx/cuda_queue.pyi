@@ -73,14 +73,16 @@ class CopyQueue:
     ) -> asyncio.Future[Scan]: ...  # OSError, EOFError, CudaError; needs start_loads
     def start_loads(
         self,
-        memory: int,  # address of pinned memory: threads * buffers * piece_bytes
+        memory: int,  # address of pinned memory: buffers * copy_bytes
         *,
         threads: int,
         buffers: int,
-        piece_bytes: int,
+        copy_bytes: int,
+        part_bytes: int,
         streams: int,
         cpus: array[int],  # of type "i"; empty: any
         poll: bool = True,
+        spin_us: int = 0,
     ) -> None: ...  # blocking
     def stop_loads(self) -> None: ...  # blocking
     def scan(self, device_address: int, nbytes: int) -> asyncio.Future[Scan]: ...

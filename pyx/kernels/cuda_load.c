@@ -13,44 +13,56 @@
 #include <unistd.h>
 
 #define STACK_BYTES ((size_t)512 << 10) /* the driver runs on these stacks */
-#define PAUSE_NS 30000L                 /* between two looks at a copy; the link takes 20 us for 1 MiB */
+#define PAUSE_NS 20000L                 /* between two looks at a copy; the link takes 150 us for 8 MiB */
 #define PAUSE_MAX_NS 1000000L
 #define PAUSES_SHORT 64                 /* looks before they grow rare: the link stands still */
+#define PAGE ((size_t)4096)
 
-typedef struct {
+typedef struct ck_buffer {
+    struct ck_buffer *next; /* in the list that it is on */
     unsigned char *memory;
     cu_event event;
-    ck_transfer *copy; /* whose piece the GPU fetches; NULL: free */
-    size_t nbytes;
+    ck_transfer *copy; /* whose bytes these are */
+    size_t at, nbytes; /* which of its bytes */
+    size_t given;      /* bytes that threads have taken up */
+    size_t left;       /* bytes that are not there yet */
 } ck_buffer;
-
-typedef struct {
-    struct ck_loads *loads;
-    pthread_t thread;
-    cu_stream stream;
-    int next; /* the buffer that was used longest ago */
-    ck_buffer buffer[CK_LOAD_BUFFERS_MAX];
-} ck_reader;
 
 struct ck_loads {
     const ck_cuda *cuda;
     cu_context context;
     ck_copies *queue;
-    size_t piece_bytes;
+    size_t copy_bytes, part_bytes;
     int threads, buffers, started, poll;
-    int streams; /* to destroy */
-    cu_stream *stream;
+    long spin_ns;
+    int streams;       /* to destroy */
+    cu_stream *stream; /* [turns] */
+    int turns;
+    unsigned turn;
+    pthread_t *thread;
 
     pthread_mutex_t mutex;
     pthread_cond_t work;
-    ck_transfer *first, *last; /* with pieces that nobody has taken up */
-    int sleeping, stop;
-    ck_reader reader[];
+    ck_transfer *first, *last; /* with bytes that no buffer was given for */
+    ck_buffer *filling;        /* with parts that nobody has taken up; NULL: none */
+    ck_buffer *free;           /* the last one used is the first: it is in the caches */
+    ck_buffer *flying, *flying_last; /* the GPU fetches them, oldest first */
+    int waits;                 /* a thread waits for the oldest of these */
+    int sleeping;              /* threads that nobody has woken */
+    int stop;
+    unsigned news;             /* changes when there is something to do: for those who look out */
+    ck_buffer buffer[];
 };
 
-/* -- one piece ---------------------------------------------------------------------------------------------- */
+/* What a thread fills. */
+typedef struct {
+    ck_buffer *buffer;
+    size_t at, nbytes; /* in the buffer */
+} ck_part;
 
-/* The first failure of an operation is the one it reports; its other pieces are let go. */
+/* -- one part ----------------------------------------------------------------------------------------------- */
+
+/* The first failure of an operation is the one it reports; its other parts are let go. */
 static void fail(ck_loads *loads, ck_transfer *copy, cu_result error, const char *call, int os_error, uint64_t ended) {
     pthread_mutex_lock(&loads->mutex);
     if (copy->error == CU_OK && copy->os_error == 0) {
@@ -67,32 +79,7 @@ static int over(const ck_transfer *copy) {
            __atomic_load_n(&copy->error, __ATOMIC_RELAXED) != CU_OK;
 }
 
-/* `nbytes` more are done with: with the last ones the operation goes on to the queue. */
-static void arrived(ck_loads *loads, ck_transfer *copy, size_t nbytes) {
-    if (__atomic_sub_fetch(&copy->left, nbytes, __ATOMIC_ACQ_REL) == 0) ck_copies_submit(loads->queue, copy);
-}
-
-static cu_result await_event(const ck_loads *loads, cu_event event) {
-    if (!loads->poll) return loads->cuda->event_synchronize(event);
-    struct timespec pause = {0, PAUSE_NS};
-    for (int looks = 0;; looks++) {
-        cu_result result = loads->cuda->event_query(event);
-        if (result != CU_NOT_READY) return result;
-        nanosleep(&pause, NULL);
-        if (looks > PAUSES_SHORT && pause.tv_nsec < PAUSE_MAX_NS) pause.tv_nsec += pause.tv_nsec / 4;
-    }
-}
-
-/* Wait until the GPU has fetched what is in the buffer. */
-static void empty(ck_loads *loads, ck_buffer *buffer) {
-    cu_result result = await_event(loads, buffer->event);
-    if (result != CU_OK) fail(loads, buffer->copy, result, loads->poll ? "cuEventQuery" : "cuEventSynchronize", 0, 0);
-    ck_transfer *copy = buffer->copy;
-    buffer->copy = NULL;
-    arrived(loads, copy, buffer->nbytes);
-}
-
-static int read_piece(ck_loads *loads, ck_transfer *copy, size_t at, unsigned char *to, size_t nbytes) {
+static int read_part(ck_loads *loads, ck_transfer *copy, size_t at, unsigned char *to, size_t nbytes) {
     size_t got = 0;
     while (got < nbytes) {
         ssize_t count = pread(copy->descriptor, to + got, nbytes - got, (off_t)(copy->offset + at + got));
@@ -118,75 +105,189 @@ static void checksum(ck_transfer *copy, size_t at, const unsigned char *bytes, s
     if (!zero) __atomic_store_n(&copy->zero, 0, __ATOMIC_RELAXED);
 }
 
-static void load_piece(ck_loads *loads, ck_reader *reader, ck_transfer *copy, size_t at, size_t nbytes) {
+/* 1: the GPU has the buffer until its event has passed. 0: it does not. */
+static int enqueue(ck_loads *loads, ck_buffer *buffer) {
     const ck_cuda *cuda = loads->cuda;
-    ck_buffer *buffer = &reader->buffer[reader->next];
-    if (over(copy) || !read_piece(loads, copy, at, buffer->memory, nbytes)) {
-        arrived(loads, copy, nbytes);
-        return;
-    }
-    if (copy->check == CK_CHECK_HOST) checksum(copy, at, buffer->memory, nbytes);
-    cu_result result = cuda->copy_up(copy->device + at, buffer->memory, nbytes, reader->stream);
+    ck_transfer *copy = buffer->copy;
+    if (over(copy)) return 0;
+    cu_stream stream = loads->stream[__atomic_fetch_add(&loads->turn, 1, __ATOMIC_RELAXED) % (unsigned)loads->turns];
+    cu_result result = cuda->copy_up(copy->device + buffer->at, buffer->memory, buffer->nbytes, stream);
     const char *call = "cuMemcpyHtoDAsync";
     if (result == CU_OK) {
-        result = cuda->event_record(buffer->event, reader->stream);
+        result = cuda->event_record(buffer->event, stream);
         call = "cuEventRecord";
     }
-    if (result != CU_OK) { /* it may have been enqueued all the same: the buffer is not free before the stream is */
-        fail(loads, copy, result, call, 0, 0);
-        cuda->stream_synchronize(reader->stream);
-        arrived(loads, copy, nbytes);
-        return;
-    }
+    if (result == CU_OK) return 1;
+    fail(loads, copy, result, call, 0, 0);
+    cuda->stream_synchronize(stream); /* it may have been enqueued all the same */
+    return 0;
+}
+
+/* -- buffers, with the mutex held --------------------------------------------------------------------------- */
+
+/* A buffer for the next bytes in order. An operation's copies are about equally long. */
+static void begin_buffer(ck_loads *loads) {
+    ck_buffer *buffer = loads->free;
+    ck_transfer *copy = loads->first;
+    size_t left = copy->nbytes - copy->given;
+    size_t copies = (left + loads->copy_bytes - 1) / loads->copy_bytes;
+    size_t each = ((left + copies - 1) / copies + PAGE - 1) / PAGE * PAGE;
+    loads->free = buffer->next;
+    buffer->next = NULL;
     buffer->copy = copy;
-    buffer->nbytes = nbytes;
-    reader->next = (reader->next + 1) % loads->buffers;
+    buffer->at = copy->given;
+    buffer->nbytes = buffer->left = left < each ? left : each;
+    buffer->given = 0;
+    copy->given += buffer->nbytes;
+    if (copy->given == copy->nbytes) loads->first = copy->next;
+    loads->filling = buffer;
+}
+
+/* The next part in order; 0: there is none, or no buffer for it. */
+static int take_part(ck_loads *loads, ck_part *part) {
+    if (loads->filling == NULL && loads->first != NULL && loads->free != NULL) begin_buffer(loads);
+    ck_buffer *buffer = loads->filling;
+    if (buffer == NULL) return 0;
+    size_t left = buffer->nbytes - buffer->given;
+    part->buffer = buffer;
+    part->at = buffer->given;
+    part->nbytes = left < loads->part_bytes ? left : loads->part_bytes;
+    buffer->given += part->nbytes;
+    if (buffer->given == buffer->nbytes) loads->filling = NULL;
+    return 1;
+}
+
+/* After there is more to fill, or a buffer more: how many threads have to be woken, who count as woken then. */
+static int to_wake(ck_loads *loads) {
+    size_t each = (loads->copy_bytes + loads->part_bytes - 1) / loads->part_bytes, parts = 0;
+    if (loads->filling != NULL)
+        parts = (loads->filling->nbytes - loads->filling->given + loads->part_bytes - 1) / loads->part_bytes;
+    if (loads->first != NULL)
+        for (ck_buffer *buffer = loads->free; buffer != NULL && parts < (size_t)loads->sleeping; buffer = buffer->next)
+            parts += each;
+    int count = parts < (size_t)loads->sleeping ? (int)parts : loads->sleeping;
+    loads->sleeping -= count;
+    __atomic_fetch_add(&loads->news, 1, __ATOMIC_RELEASE);
+    return count;
+}
+
+static void release_buffer(ck_loads *loads, ck_buffer *buffer) {
+    buffer->copy = NULL;
+    buffer->next = loads->free;
+    loads->free = buffer;
 }
 
 /* -- the threads -------------------------------------------------------------------------------------------- */
 
-/* With the mutex held: the next piece in order. */
-static ck_transfer *take_piece(ck_loads *loads, size_t *at, size_t *nbytes) {
-    ck_transfer *copy = loads->first;
-    if (copy == NULL) return NULL;
-    size_t left = copy->nbytes - copy->given;
-    *at = copy->given;
-    *nbytes = left < loads->piece_bytes ? left : loads->piece_bytes;
-    copy->given += *nbytes;
-    if (copy->given == copy->nbytes) loads->first = copy->next;
-    return copy;
+static void wake(ck_loads *loads, int count) {
+    while (count-- > 0) pthread_cond_signal(&loads->work);
+}
+
+/* The buffer has been fetched, or is not going to be: with its last bytes the operation goes on to the queue. */
+static void empty(ck_loads *loads, ck_buffer *buffer) {
+    ck_transfer *copy = buffer->copy;
+    size_t nbytes = buffer->nbytes;
+    pthread_mutex_lock(&loads->mutex);
+    release_buffer(loads, buffer);
+    int sleepers = to_wake(loads);
+    pthread_mutex_unlock(&loads->mutex);
+    wake(loads, sleepers);
+    if (__atomic_sub_fetch(&copy->left, nbytes, __ATOMIC_ACQ_REL) == 0) ck_copies_submit(loads->queue, copy);
+}
+
+static void fill(ck_loads *loads, const ck_part *part) {
+    ck_buffer *buffer = part->buffer;
+    ck_transfer *copy = buffer->copy;
+    size_t at = buffer->at + part->at;
+    unsigned char *to = buffer->memory + part->at;
+    if (!over(copy) && read_part(loads, copy, at, to, part->nbytes) && copy->check == CK_CHECK_HOST)
+        checksum(copy, at, to, part->nbytes);
+    if (__atomic_sub_fetch(&buffer->left, part->nbytes, __ATOMIC_ACQ_REL) != 0) return;
+    if (!enqueue(loads, buffer)) {
+        empty(loads, buffer);
+        return;
+    }
+    pthread_mutex_lock(&loads->mutex);
+    if (loads->flying == NULL)
+        loads->flying = buffer;
+    else
+        loads->flying_last->next = buffer;
+    loads->flying_last = buffer;
+    pthread_mutex_unlock(&loads->mutex);
+}
+
+static cu_result await_event(const ck_loads *loads, cu_event event) {
+    if (!loads->poll) return loads->cuda->event_synchronize(event);
+    struct timespec pause = {0, PAUSE_NS};
+    for (int looks = 0;; looks++) {
+        cu_result result = loads->cuda->event_query(event);
+        if (result != CU_NOT_READY) return result;
+        nanosleep(&pause, NULL);
+        if (looks > PAUSES_SHORT && pause.tv_nsec < PAUSE_MAX_NS) pause.tv_nsec += pause.tv_nsec / 4;
+    }
+}
+
+/* Until the GPU has fetched the oldest buffer that it was given. Others may add to the list meanwhile. */
+static void await_oldest(ck_loads *loads) {
+    ck_buffer *buffer = loads->flying;
+    cu_result result = await_event(loads, buffer->event);
+    if (result != CU_OK) fail(loads, buffer->copy, result, loads->poll ? "cuEventQuery" : "cuEventSynchronize", 0, 0);
+    pthread_mutex_lock(&loads->mutex);
+    loads->flying = buffer->next;
+    loads->waits = 0;
+    pthread_mutex_unlock(&loads->mutex);
+    empty(loads, buffer);
+}
+
+/* For a while, until there is something to do: sooner done than sleeping and being woken. */
+static void look_out(const ck_loads *loads, unsigned news) {
+    struct timespec begun, now;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    do {
+        for (int i = 0; i < 64; i++) {
+            if (__atomic_load_n(&loads->news, __ATOMIC_ACQUIRE) != news) return;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while ((now.tv_sec - begun.tv_sec) * 1000000000L + now.tv_nsec - begun.tv_nsec < loads->spin_ns);
 }
 
 static void *read_files(void *argument) {
-    ck_reader *reader = argument;
-    ck_loads *loads = reader->loads;
+    ck_loads *loads = argument;
+    int looked = 0;
     prctl(PR_SET_TIMERSLACK, 1000UL);
     loads->cuda->context_set(loads->context);
     pthread_mutex_lock(&loads->mutex);
     for (;;) {
-        ck_buffer *buffer = &reader->buffer[reader->next];
-        size_t at, nbytes;
-        ck_transfer *copy = NULL;
-        if (buffer->copy == NULL) copy = take_piece(loads, &at, &nbytes);
-        if (copy != NULL) {
+        ck_part part;
+        if (take_part(loads, &part)) {
             pthread_mutex_unlock(&loads->mutex);
-            load_piece(loads, reader, copy, at, nbytes);
-            pthread_mutex_lock(&loads->mutex);
+            fill(loads, &part);
+            looked = 0;
+        } else if (loads->flying != NULL && !loads->waits) {
+            loads->waits = 1;
+            pthread_mutex_unlock(&loads->mutex);
+            await_oldest(loads);
+            looked = 0;
+        } else if (loads->stop && loads->first == NULL) {
+            break;
+        } else if (loads->spin_ns && !looked) {
+            unsigned news = loads->news;
+            pthread_mutex_unlock(&loads->mutex);
+            look_out(loads, news);
+            looked = 1;
+        } else {
+            loads->sleeping++;
+            pthread_cond_wait(&loads->work, &loads->mutex);
+            looked = 0;
             continue;
         }
-        for (int i = 0; i < loads->buffers && buffer->copy == NULL; i++)
-            buffer = &reader->buffer[(reader->next + i) % loads->buffers];
-        if (buffer->copy != NULL) { /* no buffer is free, or there is nothing else to do */
-            pthread_mutex_unlock(&loads->mutex);
-            empty(loads, buffer);
-            pthread_mutex_lock(&loads->mutex);
-            continue;
-        }
-        if (loads->stop) break;
-        loads->sleeping++;
-        pthread_cond_wait(&loads->work, &loads->mutex);
-        loads->sleeping--;
+        pthread_mutex_lock(&loads->mutex);
     }
+    loads->sleeping = 0;
+    pthread_cond_broadcast(&loads->work); /* those who slept because there was no buffer are to end too */
     pthread_mutex_unlock(&loads->mutex);
     loads->cuda->context_set(NULL);
     return NULL;
@@ -204,17 +305,17 @@ void ck_loads_submit(ck_loads *loads, ck_transfer *copy) {
     else
         loads->last->next = copy;
     loads->last = copy;
-    if (loads->sleeping) pthread_cond_broadcast(&loads->work);
+    int sleepers = to_wake(loads);
     pthread_mutex_unlock(&loads->mutex);
+    wake(loads, sleepers);
 }
 
 /* -- beginning and end -------------------------------------------------------------------------------------- */
 
 static void release(ck_loads *loads) {
     const ck_cuda *cuda = loads->cuda;
-    for (int i = 0; i < loads->threads; i++)
-        for (int j = 0; j < loads->buffers; j++)
-            if (loads->reader[i].buffer[j].event) cuda->event_destroy(loads->reader[i].buffer[j].event);
+    for (int i = 0; i < loads->buffers; i++)
+        if (loads->buffer[i].event) cuda->event_destroy(loads->buffer[i].event);
     for (int i = 0; i < loads->streams; i++)
         if (loads->stream[i]) cuda->stream_destroy(loads->stream[i]);
 }
@@ -222,9 +323,11 @@ static void release(ck_loads *loads) {
 static void join(ck_loads *loads) {
     pthread_mutex_lock(&loads->mutex);
     loads->stop = 1;
+    loads->sleeping = 0;
+    __atomic_fetch_add(&loads->news, 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&loads->work);
     pthread_mutex_unlock(&loads->mutex);
-    for (int i = 0; i < loads->started; i++) pthread_join(loads->reader[i].thread, NULL);
+    for (int i = 0; i < loads->started; i++) pthread_join(loads->thread[i], NULL);
     loads->started = 0;
 }
 
@@ -233,18 +336,15 @@ static int make_driver_parts(ck_loads *loads, const ck_loads_options *options, c
     const unsigned flags = CU_EVENT_NO_TIMING | (options->poll ? 0 : CU_EVENT_BLOCKS);
     cu_result result;
     *call = "cuStreamCreate";
+    if (options->stream != NULL) loads->stream[0] = options->stream;
     for (int i = 0; i < loads->streams; i++)
         if ((result = cuda->stream_create(&loads->stream[i], CU_STREAM_IS_NON_BLOCKING)) != CU_OK) return result;
     *call = "cuEventCreate";
-    for (int i = 0; i < loads->threads; i++) {
-        ck_reader *reader = &loads->reader[i];
-        reader->loads = loads;
-        reader->stream = loads->streams ? loads->stream[i % loads->streams] : options->stream;
-        for (int j = 0; j < loads->buffers; j++) {
-            ck_buffer *buffer = &reader->buffer[j];
-            buffer->memory = options->memory + ((size_t)i * (size_t)loads->buffers + (size_t)j) * loads->piece_bytes;
-            if ((result = cuda->event_create(&buffer->event, flags)) != CU_OK) return result;
-        }
+    for (int i = 0; i < loads->buffers; i++) {
+        ck_buffer *buffer = &loads->buffer[i];
+        buffer->memory = options->memory + (size_t)i * loads->copy_bytes;
+        release_buffer(loads, buffer);
+        if ((result = cuda->event_create(&buffer->event, flags)) != CU_OK) return result;
     }
     return 0;
 }
@@ -266,9 +366,9 @@ static int make_threads(ck_loads *loads, const ck_loads_options *options, const 
     *call = "pthread_create";
     int error = 0;
     for (int i = 0; error == 0 && i < loads->threads; i++) {
-        error = pthread_create(&loads->reader[i].thread, &attributes, read_files, &loads->reader[i]);
+        error = pthread_create(&loads->thread[i], &attributes, read_files, loads);
         if (error == 0) {
-            pthread_setname_np(loads->reader[i].thread, "ckpt-cuda-load");
+            pthread_setname_np(loads->thread[i], "ckpt-cuda-load");
             loads->started++;
         }
     }
@@ -281,28 +381,30 @@ static void discard(ck_loads *loads) {
     pthread_cond_destroy(&loads->work);
     pthread_mutex_destroy(&loads->mutex);
     free(loads->stream);
+    free(loads->thread);
     free(loads);
 }
 
 int ck_loads_open(ck_loads **result, const ck_loads_options *options, const char **call) {
-    ck_loads *loads = calloc(1, sizeof *loads + (size_t)options->threads * sizeof(ck_reader));
+    ck_loads *loads = calloc(1, sizeof *loads + (size_t)options->buffers * sizeof(ck_buffer));
     *call = "calloc";
     if (loads == NULL) return -ENOMEM;
     loads->cuda = options->cuda;
     loads->context = options->context;
     loads->queue = options->queue;
-    loads->piece_bytes = options->piece_bytes;
+    loads->copy_bytes = options->copy_bytes;
+    loads->part_bytes = options->part_bytes;
     loads->threads = options->threads;
     loads->buffers = options->buffers;
     loads->poll = options->poll;
+    loads->spin_ns = 1000L * options->spin_us;
     loads->streams = options->stream != NULL ? 0 : options->streams;
+    loads->turns = options->stream != NULL ? 1 : options->streams;
+    loads->stream = calloc((size_t)loads->turns, sizeof *loads->stream);
+    loads->thread = calloc((size_t)loads->threads, sizeof *loads->thread);
     pthread_mutex_init(&loads->mutex, NULL);
     pthread_cond_init(&loads->work, NULL);
-    int error = 0;
-    if (loads->streams && (loads->stream = calloc((size_t)loads->streams, sizeof *loads->stream)) == NULL) {
-        loads->streams = 0;
-        error = -ENOMEM;
-    }
+    int error = loads->stream != NULL && loads->thread != NULL ? 0 : -ENOMEM;
     if (error == 0) {
         *call = "cuCtxPushCurrent";
         error = loads->cuda->context_push(loads->context);

@@ -1,10 +1,11 @@
 /* Files into device memory, without a staging ring and without the GIL.
  *
- * Several threads cut each operation into pieces. A thread reads a piece into a small pinned buffer of its own and
- * lets the GPU fetch it from there; it has two or more, so that it reads into one while the GPU fetches another.
- * The buffers are used again and again: all of them together stay in the CPU's caches, so that a file's pages
- * cross the memory bus once (a ring larger than the caches would be written to memory and read back by the GPU).
- * When all pieces have arrived the operation goes on to the copy queue, which checksums it there and reports it.
+ * There are a few pinned buffers, each as long as one copy of the GPU is to be: a link takes long copies faster than
+ * short ones. Several threads fill one buffer side by side, in parts; whoever ends the last part has the GPU fetch
+ * it. One thread that finds nothing to fill waits for the GPU, the others sleep. The buffers are used again and
+ * again: all of them together stay in the CPU's caches, so that a file's pages cross the memory bus once (a ring
+ * larger than the caches would be written to memory and read back by the GPU). When all of an operation's bytes have
+ * arrived it goes on to the copy queue, which checksums it there and reports it.
  */
 #ifndef CKPT_CUDA_LOAD_H
 #define CKPT_CUDA_LOAD_H
@@ -12,7 +13,7 @@
 #include "cuda_queue.h"
 
 #define CK_LOAD_THREADS_MAX 256
-#define CK_LOAD_BUFFERS_MAX 8
+#define CK_LOAD_BUFFERS_MAX 256
 
 typedef struct ck_loads ck_loads;
 
@@ -20,14 +21,16 @@ typedef struct {
     const ck_cuda *cuda;
     cu_context context;
     ck_copies *queue;      /* gets what has arrived */
-    cu_stream stream;      /* the caller's, for all pieces; NULL: `streams` of its own */
-    int streams;           /* threads take them in turn */
+    cu_stream stream;      /* the caller's, for all copies; NULL: `streams` of its own */
+    int streams;           /* copies take them in turn */
     int threads;
-    int buffers;           /* of each thread */
-    size_t piece_bytes;
-    unsigned char *memory; /* pinned: threads * buffers * piece_bytes */
+    int buffers;
+    size_t copy_bytes;     /* of one buffer: of one copy at most */
+    size_t part_bytes;     /* that one thread reads at a time */
+    unsigned char *memory; /* pinned: buffers * copy_bytes */
     const int *cpus;       /* the threads may run on these `ncpus`, NULL: on any */
     int ncpus;
+    int spin_us;           /* a thread looks out so long for more to fill before it sleeps */
     int poll;              /* look for the end of a copy again and again, asleep in between; 0: interrupts */
 } ck_loads_options;
 
