@@ -275,6 +275,8 @@ static uint64_t settle(unsigned i) {
     struct ckpt_span gap;
     uint64_t filled = 0;
     if (atomic_load(&image->flags) & (CKPT_IMAGE_SETTLED | CKPT_IMAGE_UNTRACKED)) return 0;
+    /* A driver of which no copy is seen writes in another way: what it left there is not for us to clear. */
+    if (!atomic_load(&image->written)) return 0;
     for (uint64_t from = 0;; from = gap.end) {
         pthread_mutex_lock(&tracking);
         int found = ckpt_written_gap(&slots[i].written, from, slots[i].mapped, &gap);

@@ -191,6 +191,20 @@ def test_a_write_that_nobody_saw_is_found_and_the_driver_not_trusted_again(
     assert builds(runtime) == [False]
 
 
+def test_a_driver_of_which_no_copy_is_seen_is_read_when_it_is_done(
+    world: SimWorld, launch: Launch, workdir: Path, runtime: Path
+) -> None:
+    """Nothing is sent early, and nothing cleared for never having been written."""
+    it = launch(SIMCUDA_UNSEEN="all")
+    for name in ("a", "b"):
+        result = save(it.pid, workdir, name=name, capture="launch", leave="checkpointed")
+        assert not any("while the driver worked" in note for note in result.facts.notes)
+        holds_everything(stored(workdir, name), it)
+        restore(workdir / name, it.target)
+        runs(world, it.target, runtime)
+    assert builds(runtime) == []
+
+
 def test_a_driver_is_compared_once(
     world: SimWorld, launch: Launch, workdir: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +382,7 @@ def test_ten_cycles_with_changing_contents_and_late_writes(
         run(ckptpipe.delete(str(workdir / name)))
         (workdir / f"files-{name}" / "proc" / "0" / "driver" / "0").unlink()
         assert outstanding() == 0 and leaked() == 0
+    assert False not in builds(runtime), "what lay below the watermark was always what it became"
     state = it.page.pool()
     assert (state.served, state.returned, state.fallbacks) == (10, 10, 0)
 

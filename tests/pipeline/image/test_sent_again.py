@@ -14,9 +14,13 @@ from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.image import ChunkRecord, IndexBuilder, layout, zero_record
 from ckptpipe.pipeline.image.index import Index
+from ckptpipe.pipeline.image.reader import Extent, open_image
 from ckptpipe.pipeline.sources.abc import Stream, zero_chunk
+from ckptpipe.pipeline.sources.pool_image import PoolImageSource
 from ckptpipe.pipeline.sources.synthetic import SyntheticSource
 from ckptpipe.pyx.checksum import crc32c, crc32c_zeros
+from ckptpipe.storage_backends.registry import open_backend
+from ckptpipe.storage_backends.testing.context import lent_context
 from tests.pipeline.image import second_reader
 from tests.pipeline.image.samples import CHUNK, make_sample, noise
 from tests.pipeline.image.test_second_reader import fast
@@ -103,6 +107,16 @@ class Changing(SyntheticSource):
         return Chunk(0, number, len(data), crc32c(data), slot, version)
 
 
+async def order_for_a_pool(folder: Path) -> list[int]:
+    """Of the chunks of the only stream, as a pool gets them: not as they lie in the object, which is in reverse."""
+    async with lent_context() as context:
+        backend = await open_backend(str(folder), context)
+        source = PoolImageSource(await open_image(backend), ["changing"])
+        found = [each.rows[0].number if isinstance(each, Extent) else each.number for each in source._work()]
+        await backend.aclose()
+    return found
+
+
 @pytest.mark.parametrize("compress", ["none", "zstd:1", "deflate"])
 def test_through_a_whole_graph(tmp_path: Path, compress: str) -> None:
     from ckptpipe.pipeline import build, operations
@@ -126,6 +140,7 @@ def test_through_a_whole_graph(tmp_path: Path, compress: str) -> None:
     if compress != "deflate":
         assert second_reader.read_image(tmp_path / "a", crc=fast) == {"host/changing": b"".join(chunks)}
     run(ckptpipe.verify(str(tmp_path / "a"), settings=SMALL))
+    assert asyncio.run(order_for_a_pool(tmp_path / "a")) == list(range(24))
     buffer = bytearray(sum(map(len, chunks)))
     run(ckptpipe.restore(str(tmp_path / "a"), buffers={"changing": buffer}, settings=SMALL))
     assert buffer == b"".join(chunks)

@@ -4,7 +4,8 @@
  * 2 MiB in ascending order but for four that come late, read back strictly in sequence, given back by munmap.
  *
  * In the target's environment: SIMCUDA_REWRITES=N, so many pieces of the first half hold something else until the
- * end, when they are copied again. SIMCUDA_UNSEEN=N: the same, but the last time by no function of libc. */
+ * end, when they are copied again. SIMCUDA_UNSEEN=N: the same, but the last time by no function of libc;
+ * SIMCUDA_UNSEEN=all: nothing is copied by one. */
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -120,6 +121,12 @@ static void copy_unseen(volatile unsigned char *to, const unsigned char *from, s
     for (size_t i = 0; i < bytes; i++) to[i] = from[i];
 }
 
+static void copy_piece(unsigned char *to, const unsigned char *from, size_t bytes) {
+    const char *text = getenv("SIMCUDA_UNSEEN");
+    if (text && strcmp(text, "all") == 0) copy_unseen(to, from, bytes);
+    else memcpy(to, from, bytes);
+}
+
 static CUresult checkpoint(Process *process) {
     uint64_t bytes = image_bytes(process);
     unsigned char *image = NULL;
@@ -153,17 +160,17 @@ static CUresult checkpoint(Process *process) {
         } else if (comes_again(i, rewritten, unseen)) {
             copy_something_else(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
         } else {
-            memcpy(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
+            copy_piece(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
         }
         if (waiting < taken && (i == late[waiting] + LATE_BY || i + 1 == count)) {
             const Piece *piece = &pieces[late[waiting++]];
-            memcpy(image + piece->at, piece->device, piece->bytes);
+            copy_piece(image + piece->at, piece->device, piece->bytes);
         }
     }
     for (size_t i = 0; i < count; i++) {
         if (!comes_again(i, rewritten, unseen)) continue;
         if (i % 2) copy_unseen(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
-        else memcpy(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
+        else copy_piece(image + pieces[i].at, pieces[i].device, pieces[i].bytes);
     }
     free(pieces);
     release_gpu(process);
