@@ -143,7 +143,8 @@ static int gather_round(ck_lane *lane, ck_codec_job **jobs, int count, decode_ro
     return 1;
 }
 
-/* Stored bytes to the device, where they are not there yet; there they are checksummed. Those that are not what was stored are refused. */
+/* Stored bytes to the device, where they are not there yet; there they are checksummed. Those that are not what was
+   stored are refused. */
 static int bring(ck_lane *lane, decode_round *round) {
     const ck_cuda *cuda = lane->codec->cuda;
     cu_address ranges_at, sums_at;

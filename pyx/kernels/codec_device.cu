@@ -45,8 +45,8 @@ static inline crc_word FUNNEL(crc_word low, crc_word high, unsigned shift) {
 }
 #endif
 
-/* CRC32C and zero test of ranges[y], each by MANY_BLOCKS blocks. scratch: 2 * MANY_BLOCKS + 1 words a range, the last of
-   each 0 before the first launch and left 0. results: {CRC32C, 0 only if all bytes are} a range. */
+/* CRC32C and zero test of ranges[y], each by MANY_BLOCKS blocks. scratch: 2 * MANY_BLOCKS + 1 words a range, the last
+   of each 0 before the first launch and left 0. results: {CRC32C, 0 only if all bytes are} a range. */
 ENTRY ckptpipe_crc_many(const codec_range *ranges, crc_word *scratch, volatile crc_word *results) {
     SHARED crc_word basis[32];
     SHARED crc_word table[4 * 256];

@@ -84,7 +84,7 @@ static inline size_t ck_round(size_t value, size_t unit) { return (value + unit 
 int ck_lane_failed(ck_lane *lane, cu_result result, const char *call);
 int ck_lane_refused(ck_lane *lane, nv_status status, int format, const char *call); /* by nvCOMP */
 void ck_lane_begin(ck_lane *lane); /* the tables are empty */
-/* A table of `bytes`: where the host writes or reads it; *device: where the device does. Its room was reckoned before. */
+/* A table of `bytes`: where the host writes or reads it; *device: where the device does. Its room was reckoned. */
 void *ck_lane_table(ck_lane *lane, size_t bytes, cu_address *device);
 cu_address ck_lane_take(ck_lane *lane, size_t bytes); /* of the arena, at a multiple of 256 */
 int ck_lane_upload(ck_lane *lane);                    /* all tables that were made */

@@ -40,8 +40,9 @@ static CUresult crc_many(const Launch *launch) {
     for (unsigned i = 0; i < launch->grid[1]; i++) {
         Range range;
         uint32_t counter, result[2];
+        const uint64_t counter_at = launch_value(launch, 1) + 4 * ((2 * MANY_BLOCKS + 1) * i + 2 * MANY_BLOCKS);
         CUresult error = entry(launch, 0, i, &range, sizeof range);
-        if (!error) error = device_read(&counter, launch_value(launch, 1) + 4 * ((2 * MANY_BLOCKS + 1) * i + 2 * MANY_BLOCKS), 4);
+        if (!error) error = device_read(&counter, counter_at, 4);
         if (!error && counter) return CUDA_ERROR_LAUNCH_FAILED;
         if (!error) error = sum_range(&range, result);
         if (!error) error = device_write(launch_value(launch, 2) + 8 * i, result, 8);
