@@ -17,6 +17,7 @@ THREADS = 16  # of one GPU at most: enough for the link where each copies 4 GB/s
 COPY_BYTES = 8 << 20  # the link takes copies of 8 MiB at 98 % of its rate, of 1 MiB at 90 %
 BUFFERS = 4  # one is fetched, one waits for that, two are filled
 PART_BYTES = 512 << 10
+BUFFERS_MAX = 64  # where chunks are short
 STREAMS = 2  # the start of one copy hides behind the end of another
 PREFAULT_THREADS = 8
 _PAGE = 4096
@@ -42,6 +43,14 @@ class LoadPlan:
     @property
     def nbytes(self) -> int:
         return self.buffers * self.copy_bytes
+
+    def of_chunks(self, chunk_bytes: int) -> LoadPlan:
+        """The same for operations of at most ``chunk_bytes``: as much memory, in buffers that are no longer."""
+        copy_bytes = min(-(-chunk_bytes // _PAGE) * _PAGE, self.copy_bytes)
+        buffers = max(self.buffers, min(self.nbytes // copy_bytes, BUFFERS_MAX))
+        return replace(
+            self, buffers=buffers, copy_bytes=copy_bytes, part_bytes=min(self.part_bytes, copy_bytes)
+        )
 
 
 class FileLoader:

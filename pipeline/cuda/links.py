@@ -107,7 +107,7 @@ class Links:
             if link.loader is None:
                 node = nodes[link.gpu.ordinal]
                 gpus = sum(other == node for other in nodes.values())
-                plan = load_plan(context.settings.workers, gpus, node)
+                plan = load_plan(context.settings.workers, gpus, node, context.chunk_bytes)
                 link.loader = await FileLoader.open(link.queue, link.context, plan, numa_node=node)
 
     async def open_codecs(self, context: GraphContext, decoder: str = "auto", *, loads: bool = False) -> None:

@@ -24,10 +24,10 @@ THREADS_MIN = 2  # of each GPU, on a machine with many
 OBJECTS_MAX = 64  # that are looked at in advance
 
 
-def load_plan(workers: int, gpus: int, numa_node: int | None) -> LoadPlan:
+def load_plan(workers: int, gpus: int, numa_node: int | None, chunk_bytes: int) -> LoadPlan:
     """``workers``: threads in all, 0 for one a usable CPU; ``gpus``: how many GPUs share the CPUs of ``numa_node``."""
     share = (workers or len(cpus_of(numa_node))) // max(gpus, 1)
-    return LoadPlan(threads=max(THREADS_MIN, min(share, THREADS)))
+    return LoadPlan(threads=max(THREADS_MIN, min(share, THREADS))).of_chunks(chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,17 +157,15 @@ static int take_part(ck_loads *loads, ck_part *part) {
     return 1;
 }
 
-/* After there is more to fill, or a buffer more: how many threads have to be woken, who count as woken then. */
-static int to_wake(ck_loads *loads) {
-    size_t each = (loads->copy_bytes + loads->part_bytes - 1) / loads->part_bytes, parts = 0;
-    if (loads->filling != NULL)
-        parts = (loads->filling->nbytes - loads->filling->given + loads->part_bytes - 1) / loads->part_bytes;
-    if (loads->first != NULL)
-        for (ck_buffer *buffer = loads->free; buffer != NULL && parts < (size_t)loads->sleeping; buffer = buffer->next)
-            parts += each;
+static size_t parts_of(const ck_loads *loads, size_t nbytes) {
+    return (nbytes + loads->part_bytes - 1) / loads->part_bytes;
+}
+
+/* There are up to `parts` more to fill than before: how many threads to `wake`; they count as woken from here on. */
+static int to_wake(ck_loads *loads, size_t parts) {
     int count = parts < (size_t)loads->sleeping ? (int)parts : loads->sleeping;
     loads->sleeping -= count;
-    __atomic_fetch_add(&loads->news, 1, __ATOMIC_RELEASE);
+    if (parts) __atomic_fetch_add(&loads->news, 1, __ATOMIC_RELEASE);
     return count;
 }
 
@@ -189,7 +187,8 @@ static void empty(ck_loads *loads, ck_buffer *buffer) {
     size_t nbytes = buffer->nbytes;
     pthread_mutex_lock(&loads->mutex);
     release_buffer(loads, buffer);
-    int sleepers = to_wake(loads);
+    /* one of the parts is the caller's; who comes too late for another waits for the GPU in its place */
+    int sleepers = to_wake(loads, loads->first != NULL ? parts_of(loads, loads->copy_bytes) : 0);
     pthread_mutex_unlock(&loads->mutex);
     wake(loads, sleepers);
     if (__atomic_sub_fetch(&copy->left, nbytes, __ATOMIC_ACQ_REL) == 0) ck_copies_submit(loads->queue, copy);
@@ -305,7 +304,7 @@ void ck_loads_submit(ck_loads *loads, ck_transfer *copy) {
     else
         loads->last->next = copy;
     loads->last = copy;
-    int sleepers = to_wake(loads);
+    int sleepers = to_wake(loads, loads->free != NULL ? parts_of(loads, copy->nbytes) : 0);
     pthread_mutex_unlock(&loads->mutex);
     wake(loads, sleepers);
 }

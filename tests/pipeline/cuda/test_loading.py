@@ -260,9 +260,18 @@ def test_a_cancelled_restore_leaves_nothing(world: SimWorld, allocate: Allocate,
 
 def test_threads_are_shared_out() -> None:
     cpus = len(cpus_of(None))
-    assert load_plan(0, 1, None).threads == max(THREADS_MIN, min(cpus, THREADS))
-    assert load_plan(12, 4, None).threads == 3
-    assert load_plan(3, 8, None).threads == THREADS_MIN
-    assert load_plan(1000, 1, None).threads == THREADS
+    assert load_plan(0, 1, None, CHUNK).threads == max(THREADS_MIN, min(cpus, THREADS))
+    assert load_plan(12, 4, None, CHUNK).threads == 3
+    assert load_plan(3, 8, None, CHUNK).threads == THREADS_MIN
+    assert load_plan(1000, 1, None, CHUNK).threads == THREADS
     assert cpus_of(None) == cpus_of(9999) == os.sched_getaffinity(0)
     assert cpus_of(0) <= os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "buffers", "copy", "part"),
+    [(64 << 20, 4, 8 << 20, 512 << 10), (5 << 20, 6, 5 << 20, 512 << 10), (4097, 64, 8192, 8192)],
+)
+def test_buffers_are_no_longer_than_chunks(chunk: int, buffers: int, copy: int, part: int) -> None:
+    plan = load_plan(0, 1, None, chunk)
+    assert (plan.buffers, plan.copy_bytes, plan.part_bytes) == (buffers, copy, part)
