@@ -240,50 +240,76 @@ class Steps:
         self._since = now
 
 
-async def steps_of_a_start() -> dict[str, float]:
-    steps = Steps()
+async def steps_of_a_start(url: str, steps: Steps) -> None:
+    """Opening and closing as a restore of the image at ``url`` from local files has them, and a ring's share."""
+    from ckptpipe import Settings
+    from ckptpipe.pipeline import operations
     from ckptpipe.pipeline.cuda.driver import CudaDriver
+    from ckptpipe.pipeline.cuda.loading import loadable
     from ckptpipe.pyx.staging import StagingRing
 
-    steps.took("import")
-    driver = await CudaDriver.open()
-    steps.took("cuda-python, cuInit")
-    await driver.devices()
-    steps.took("devices")
-    context = await driver.retain(0)
-    steps.took("primary context")
-    cuda.prepare(0)
-    steps.took("kernel: compiled, or from the cache")
-    queue = await cuda.CopyQueue.create(0, context, elide_zeros=True)
-    steps.took("queue: module, streams, events")
-    loader = await cuda.FileLoader.open(queue, context)
-    steps.took(f"loader: {loader.plan.nbytes / MIB:.0f} MiB mapped and pinned, {loader.plan.threads} threads")
-    ring = StagingRing(32, 8 * MIB)
-    steps.took("ring: 256 MiB prefaulted")
-    pinned = await driver.run(lambda: cuda.pin(ring, context=context))
-    steps.took("ring: pinned")
-    await loader.aclose()
-    steps.took("loader closed")
-    await queue.aclose()
-    steps.took("queue closed")
-    await driver.run(pinned.release)
-    steps.took("ring: unpinned")
-    ring.close()
-    await driver.release(0)
-    steps.took("context released")
-    await driver.aclose()
+    steps.took("loop, import")
+    async with operations.reading(url, None, Settings()) as (reader, _):
+        steps.took(f"engine and workers, image of {reader.manifest.totals.chunks} chunks opened")
+        await loadable(reader)
+        steps.took("files looked at")
+        driver = await CudaDriver.open()
+        steps.took("cuda-python, cuInit")
+        await driver.devices()
+        steps.took("devices")
+        context = await driver.retain(0)
+        steps.took("primary context")
+        cuda.prepare(0)
+        steps.took("kernel: compiled, or from the cache")
+        queue = await cuda.CopyQueue.create(0, context, elide_zeros=True)
+        steps.took("queue: module, streams, events")
+        loader = await cuda.FileLoader.open(queue, context)
+        steps.took(
+            f"loader: {loader.plan.nbytes / MIB:.0f} MiB mapped and pinned, {loader.plan.threads} threads"
+        )
+        await loader.aclose()
+        steps.took("loader closed")
+        await queue.aclose()
+        steps.took("queue closed")
+        ring = StagingRing(32, 8 * MIB)
+        steps.took("a ring: 256 MiB prefaulted")
+        pinned = await driver.run(lambda: cuda.pin(ring, context=context))
+        steps.took("a ring: pinned")
+        await driver.run(pinned.release)
+        steps.took("a ring: unpinned")
+        ring.close()
+        steps.took("a ring: unmapped")
+        await driver.release(0)
+        steps.took("context released")
+        await driver.aclose()
+        steps.took("driver's threads ended")
+    steps.took("engine and workers closed")
+
+
+def start(url: str) -> dict[str, float]:
+    from ckptpipe.pipeline import loop
+
+    steps = Steps()
+    loop.run(lambda: steps_of_a_start(url, steps))
+    steps.took("loop closed")
     return steps.seconds
 
 
-def print_starts() -> None:
-    """In a new process: the first is cold; the second keeps a context alive, as a caller's own does."""
+def print_starts(parent: str = "/dev/shm") -> None:
+    """In a new process: the first is cold; the others keep a context alive, as a caller's own does."""
     from cuda.bindings import driver
 
-    cold = asyncio.run(steps_of_a_start())
-    status, _ = driver.cuDevicePrimaryCtxRetain(0)
-    if int(status):
-        raise RuntimeError(str(status))
-    warm = [asyncio.run(steps_of_a_start()) for _ in range(3)]
+    import ckptpipe
+
+    with tempfile.TemporaryDirectory(prefix="ckptpipe-start-", dir=parent) as folder:
+        ckptpipe.save_blocking(
+            {"x": os.urandom(64 * MIB)}, to=folder, name="a", settings=ckptpipe.Settings(chunk_bytes=64 << 10)
+        )
+        cold = start(f"{folder}/a")
+        status, _ = driver.cuDevicePrimaryCtxRetain(0)
+        if int(status):
+            raise RuntimeError(str(status))
+        warm = [start(f"{folder}/a") for _ in range(4)]
     print(json.dumps({"cold": cold, "warm": min(warm, key=lambda steps: sum(steps.values()))}))
 
 

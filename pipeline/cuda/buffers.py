@@ -45,8 +45,8 @@ class DeviceBuffers(DeviceMemory):
             (stream, array, await self._gpu(stream, array, gpus)) for stream, array in self._arrays.items()
         ]
         await self.links.open(context, {gpu.ordinal: gpu for _, _, gpu in placed}.values())
-        for _, array, gpu in placed:
-            await self._driver.synchronize(self.links[gpu.ordinal].context, array.stream)
+        for ordinal, stream in dict.fromkeys((gpu.ordinal, array.stream) for _, array, gpu in placed):
+            await self._driver.synchronize(self.links[ordinal].context, stream)
         self._ranges = [
             DeviceRange(stream, "gpu", gpu.ordinal, array.address, array.nbytes)
             for stream, array, gpu in placed

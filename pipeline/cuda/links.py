@@ -103,12 +103,20 @@ class Links:
     async def open_loaders(self, context: GraphContext) -> None:
         """Threads on every GPU's queue that load files into its memory, on the CPUs that are near to it."""
         nodes = _nodes_of(link.gpu for link in self)
-        for link in self:
-            if link.loader is None:
-                node = nodes[link.gpu.ordinal]
-                gpus = sum(other == node for other in nodes.values())
-                plan = load_plan(context.settings.workers, gpus, node, context.chunk_bytes)
-                link.loader = await FileLoader.open(link.queue, link.context, plan, numa_node=node)
+
+        async def open_one(link: Link) -> None:
+            node = nodes[link.gpu.ordinal]
+            gpus = sum(other == node for other in nodes.values())
+            plan = load_plan(context.settings.workers, gpus, node, context.chunk_bytes)
+            link.loader = await FileLoader.open(link.queue, link.context, plan, numa_node=node)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for link in self:
+                    if link.loader is None:
+                        group.create_task(open_one(link))
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
 
     async def open_codecs(self, context: GraphContext, decoder: str = "auto", *, loads: bool = False) -> None:
         """A codec on every GPU that has none, with ``gpu_scratch_bytes`` of its memory. ``decoder``: who decodes.
