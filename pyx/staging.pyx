@@ -7,7 +7,6 @@ the slot go back to its ring, or the foreign owner get its memory back. Every co
 A ring's memory is not there in a forked child (see memory.pyx): spawn, do not fork.
 """
 
-from asyncio import _get_running_loop
 from collections import deque
 
 cimport cython
@@ -21,6 +20,7 @@ from libc.stdlib cimport free, malloc
 from ckptpipe.pyx import memory
 
 from ckptpipe.pyx.memory cimport Mapping
+from ckptpipe.pyx.waiter cimport Waiter
 
 cdef extern from "Python.h":
     void PyErr_Fetch(PyObject** kind, PyObject** value, PyObject** traceback)
@@ -239,28 +239,6 @@ cdef Lease first_lease(Region region):
     return lease
 
 
-cdef object wake(Waiter waiter):
-    if not waiter.future.done():
-        waiter.future.set_result(None)
-
-
-@cython.final
-cdef class Waiter:
-    """A task that waits for a slot. ``slot`` is set, and the waiter owns it, from the hand-over on."""
-
-    cdef object future
-    cdef object loop
-    cdef Py_ssize_t slot
-
-    def __cinit__(self, loop):
-        self.loop = loop
-        self.future = loop.create_future()
-        self.slot = -1
-
-    def __call__(self):
-        wake(self)
-
-
 cdef class StagingRing:
     """``slots`` buffers of ``slot_bytes`` in one page-aligned mapping.
 
@@ -268,9 +246,8 @@ cdef class StagingRing:
     a lease that faults its pages in (`memory.populate`) and returns an awaitable: `acquire` awaits it for a
     slot that is used for the first time, and slots that were used before go out first, so that memory which a
     run does not need is never there, and what it needs arrives beside its work. The other arguments are those
-    of `memory.Mapping`; what was got is in
-    ``huge_pages``, ``page_size``, ``why``, ``numa_node``, ``locked``. Tasks of several loops and threads may
-    share a ring: it is guarded by the GIL.
+    of `memory.Mapping`; what was got is in ``huge_pages``, ``page_size``, ``why``, ``numa_node``, ``locked``.
+    Tasks of several loops and threads may share a ring: it is guarded by the GIL.
     """
 
     def __cinit__(self):
@@ -386,20 +363,9 @@ cdef class StagingRing:
 
     cdef void give_back(self, Py_ssize_t slot) noexcept:
         """Hand the slot to the task that waits longest, or put it with the free ones."""
-        cdef Waiter waiter
         while self.waiters:
-            waiter = <Waiter>self.waiters.popleft()
-            if waiter.future.done():  # cancelled, and not yet run again to say so
-                continue
-            waiter.slot = slot
-            if waiter.loop is _get_running_loop():
-                wake(waiter)
+            if (<Waiter>self.waiters.popleft()).give(slot):
                 return
-            try:
-                waiter.loop.call_soon_threadsafe(waiter)
-                return
-            except RuntimeError:  # its loop is closed: nobody will run that task again
-                waiter.slot = -1
         self.stack[self.nfree] = slot
         self.nfree += 1
 
@@ -440,19 +406,18 @@ cdef class StagingRing:
                 await self.touch(lease)
             return lease
         self._check_open()
-        cdef Waiter waiter = Waiter(_get_running_loop())
+        cdef Waiter waiter = Waiter()
         self.waiters.append(waiter)
         try:
             await waiter.future
         except BaseException:  # also GeneratorExit: the loop went away
-            slot, waiter.slot = waiter.slot, -1
+            slot = waiter.take()
             if slot >= 0:
                 self.give_back(slot)
             elif waiter in self.waiters:
                 self.waiters.remove(waiter)
             raise
-        slot, waiter.slot = waiter.slot, -1
-        return self.take(slot)
+        return self.take(waiter.take())
 
     cdef int _check_open(self) except -1:
         if self.base == NULL:

@@ -1,0 +1,3 @@
+"""Used by the staging ring alone (see waiter.pxd)."""
+
+class Waiter: ...
