@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, overload
 
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.pyx.workers import Scan
@@ -68,9 +68,14 @@ class CopyQueue:
     def store(self, device_address: int, lease: Lease, nbytes: int) -> asyncio.Future[None]: ...
     def store_and_scan(self, device_address: int, lease: Lease, nbytes: int) -> asyncio.Future[Scan]: ...
     def clear(self, device_address: int, nbytes: int) -> asyncio.Future[None]: ...  # zeros
+    @overload  # OSError, EOFError, CudaError; needs start_loads
     def load(
-        self, file: HeldFile, offset: int, nbytes: int, device_address: int
-    ) -> asyncio.Future[Scan]: ...  # OSError, EOFError, CudaError; needs start_loads
+        self, file: HeldFile, offset: int, nbytes: int, device_address: int, *, scan: Literal[True] = True
+    ) -> asyncio.Future[Scan]: ...
+    @overload
+    def load(
+        self, file: HeldFile, offset: int, nbytes: int, device_address: int, *, scan: bool
+    ) -> asyncio.Future[Scan | None]: ...
     def start_loads(
         self,
         memory: int,  # address of pinned memory: buffers * copy_bytes

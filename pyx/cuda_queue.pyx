@@ -185,8 +185,10 @@ cdef class CopyQueue:
         """Fill device memory with zeros; nothing crosses the link. A future of None."""
         return self.begin(CK_COPY_CLEAR, CK_CHECK_NONE, None, device_address, nbytes)
 
-    def load(self, file, uint64_t offset, Py_ssize_t nbytes, size_t device_address):
+    def load(self, file, uint64_t offset, Py_ssize_t nbytes, size_t device_address, *, bint scan=True):
         """Read ``nbytes`` of a file into device memory; a future of Scan, of what has arrived there.
+
+        ``scan`` False: nobody looks at it here, and the future is one of None.
 
         ``file``: its ``share()`` gives one more hold on the descriptor ``fileno()``, which ``release()`` ends
         when no thread reads any more. OSError of pread, EOFError where the file ends before, CudaError. Needs
@@ -197,9 +199,10 @@ cdef class CopyQueue:
             raise RuntimeError("the copy queue was not told to load files: open a FileLoader on it")
         if offset > (<uint64_t>1 << 62):
             raise ValueError(f"no file offset: {offset}")
-        cdef Copy copy = self.make(CK_COPY_LOAD, self.check, device_address, nbytes)
+        cdef int check = self.check if scan else CK_CHECK_NONE
+        cdef Copy copy = self.make(CK_COPY_LOAD, check, device_address, nbytes)
         if nbytes == 0:
-            copy.future.set_result(Scan(0, True))
+            copy.future.set_result(Scan(0, True) if scan else None)
             return copy.future
         copy.raw.descriptor = file.fileno()
         copy.raw.offset = offset

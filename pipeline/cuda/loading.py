@@ -50,15 +50,16 @@ async def loadable(reader: ImageReader) -> Loadable:
     return Loadable(all=not coded and local == len(objects), some=local > 0)
 
 
-async def load(source: ImageSource, chunk: Chunk, queue: CopyQueue, address: int) -> Scan:
-    """The stored bytes of a chunk that was passed on by its place, into device memory; what has arrived there.
+async def load(source: ImageSource, chunk: Chunk, queue: CopyQueue, address: int) -> Scan | None:
+    """The stored bytes of a chunk that was passed on by its place, into device memory; what has arrived there. None
+    for a coded one: who decodes it checksums it first.
 
     ImageIncomplete, StorageError and their kinds, as where they are read into a slot; CudaError.
     """
     assert chunk.place is not None
     file = chunk.place.file
     try:
-        return await queue.load(file, chunk.place.offset, chunk.stored_bytes, address)
+        return await queue.load(file, chunk.place.offset, chunk.stored_bytes, address, scan=not chunk.planes)
     except EOFError as error:
         ended = ObjectTruncated(f"{file.path}: {error}")
         raise await source.missing(chunk.stream, chunk.number, ended) from error

@@ -116,6 +116,27 @@ def test_bytes_and_sums_of_every_size(
 
 
 @each_checksum
+def test_nothing_is_summed_that_nobody_asks_for(tmp_path: Path, checksum: str) -> None:
+    data = pattern(3 * PIECE + 5)
+    (tmp_path / "f").write_bytes(data)
+
+    async def main(gpus: Machine) -> None:
+        target = gpus.allocate(0, len(data))
+        async with Loading(gpus, checksum=checksum) as queue:
+            scans = gpus.world.calls("cuLaunchKernel")
+            with held(tmp_path / "f") as file:
+                assert await queue.load(file, 0, len(data), target, scan=False) is None
+                assert gpus.read(0, target, len(data)) == data
+                assert await queue.load(file, 0, 0, target, scan=False) is None
+                with pytest.raises(EOFError):
+                    await queue.load(file, 1, len(data), target, scan=False)
+            assert gpus.world.calls("cuLaunchKernel") == scans
+
+    with machine() as gpus:
+        run(main(gpus))
+
+
+@each_checksum
 def test_zeros_are_seen(tmp_path: Path, checksum: str) -> None:
     (tmp_path / "zeros").write_bytes(bytes(5 * PIECE))
     (tmp_path / "other").write_bytes(bytes(5 * PIECE - 1) + b"\1")

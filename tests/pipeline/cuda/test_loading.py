@@ -200,7 +200,7 @@ def test_what_the_kernel_answers_is_a_storage_error() -> None:
             return
 
     class Queue:
-        async def load(self, *_: object) -> None:
+        async def load(self, *_: object, scan: bool) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     async def main() -> None:
