@@ -93,9 +93,23 @@ static int temp_of(ck_lane *lane, int format, size_t blocks, size_t largest, siz
 /* Blocks whose places are not aligned are decoded into slots and copied from there. */
 static int needs_slots(const ck_plane *plane) { return plane->block_bytes % ALIGN != 0 && plane->blocks > 1; }
 
+/* Whether the engine may write to all of a range. Asked of its first and its last byte. */
+static int engine_may(const ck_codec *codec, cu_address address, size_t nbytes) {
+    uint64_t first = 0, last = 0;
+    return codec->pointer_attribute != NULL &&
+           codec->pointer_attribute(&first, CU_POINTER_DECOMPRESS_CAPABLE, address) == CU_OK && first != 0 &&
+           codec->pointer_attribute(&last, CU_POINTER_DECOMPRESS_CAPABLE, address + nbytes - 1) == CU_OK && last != 0;
+}
+
+/* Whether the blocks of a chunk are decoded right to where it goes. */
+static int in_place(const ck_codec *codec, const ck_codec_job *job) {
+    return job->planes == 1 && job->plane[0].format != CK_FORMAT_NONE && !needs_slots(&job->plane[0]) &&
+           job->device % ALIGN == 0 && (!(job->engine & 1) || engine_may(codec, job->device, job->raw));
+}
+
 /* Arena bytes that a job takes, without temporary memory. */
-static size_t room_of(const ck_codec_job *job, size_t *blocks) {
-    size_t room = ck_round(job->stored, 256) + 512;
+static size_t room_of(const ck_codec *codec, const ck_codec_job *job, size_t *blocks) {
+    size_t room = (job->loaded ? 0 : ck_round(job->stored, 256)) + 512;
     *blocks = 0;
     for (int p = 0; p < job->planes; p++) {
         const ck_plane *plane = &job->plane[p];
@@ -105,8 +119,9 @@ static size_t room_of(const ck_codec_job *job, size_t *blocks) {
             continue;
         }
         *blocks += plane->blocks;
-        room += plane->stored + (size_t)plane->blocks * ALIGN + 512;                 /* spread out */
-        room += ck_round(plane->block_bytes, ALIGN) * (size_t)plane->blocks + 256; /* decoded */
+        room += plane->stored + (size_t)plane->blocks * ALIGN + 512; /* spread out */
+        if (in_place(codec, job)) continue;
+        room += ck_round(plane->block_bytes, ALIGN) * (size_t)plane->blocks + 256;
         if (needs_slots(plane)) room += ck_round(plane->raw, 256);
     }
     return room;
@@ -118,7 +133,7 @@ static int gather_round(ck_lane *lane, ck_codec_job **jobs, int count, decode_ro
     for (; round->count < count; round->count++) {
         const ck_codec_job *job = jobs[round->count];
         size_t blocks, most = 0;
-        const size_t room = room_of(job, &blocks);
+        const size_t room = room_of(lane->codec, job, &blocks);
         for (int p = 0; p < job->planes; p++) {
             const ck_plane *plane = &job->plane[p];
             size_t needed = 0;
@@ -178,14 +193,6 @@ static int bring(ck_lane *lane, decode_round *round) {
     return 1;
 }
 
-/* Whether the engine may write to all of a range. Asked of its first and its last byte. */
-static int engine_may(const ck_codec *codec, cu_address address, size_t nbytes) {
-    uint64_t first = 0, last = 0;
-    return codec->pointer_attribute != NULL &&
-           codec->pointer_attribute(&first, CU_POINTER_DECOMPRESS_CAPABLE, address) == CU_OK && first != 0 &&
-           codec->pointer_attribute(&last, CU_POINTER_DECOMPRESS_CAPABLE, address + nbytes - 1) == CU_OK && last != 0;
-}
-
 static void add_after(ck_tables *tables, cu_address from, cu_address to, uint64_t nbytes) {
     tables->after[tables->afters++] = (ck_piece){from, to, nbytes};
     if (nbytes > tables->after_longest) tables->after_longest = nbytes;
@@ -227,8 +234,7 @@ static void lay_planes(ck_lane *lane, ck_tables *tables, ck_codec_job *job) {
             job->lay[p] = raw ? from : ck_lane_take(lane, plane->raw);
         } else if (raw) {
             add_after(tables, from, job->device, plane->raw);
-        } else if (needs_slots(plane) || (job->device % ALIGN == 0 && (!(job->engine & 1) ||
-                                          engine_may(lane->codec, job->device, job->raw)))) {
+        } else if (needs_slots(plane) || in_place(lane->codec, job)) {
             job->lay[0] = job->device;
         } else {
             job->lay[0] = ck_lane_take(lane, plane->raw);
