@@ -129,14 +129,16 @@ async def restore_device_buffers(
             )
         _require_sizes(ImageSource(reader, decode=True, streams=list(arrays)), arrays)
         local = await loadable(reader)
-        if local.all:
-            context.expect_no_ring()
         async with borrowed(driver) as cuda, Links(cuda, rings=not local.all) as links:
             memory = DeviceBuffers(cuda, arrays, links)
             ranges = await memory.open(context)
             if local.some:
                 await links.open_loaders(context)
             decoding = await plan_decoding(links, context, reader, list(arrays), loads=local.some)
+            if local.all and not decoding.needs_ring:
+                context.expect_no_ring()
+            else:
+                await links.open_rings(context)
             source = ImageSource(
                 reader,
                 decode=True,

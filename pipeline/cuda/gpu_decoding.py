@@ -21,10 +21,15 @@ ZSTD = 1
 
 @dataclass(frozen=True, slots=True)
 class GpuDecoding:
-    """``codecs``: ids of those that the GPUs decode; a chunk with another one in it is the CPU's."""
+    """``codecs``: ids of those that the GPUs decode; a chunk with another one in it is the CPU's.
+
+    ``loads``: also what is passed on by its place in a local file. ``needs_ring``: some coded chunks have to be read
+    into slots, by whoever decodes them.
+    """
 
     codecs: frozenset[int] = frozenset()
-    loads: bool = False  # also what is passed on by its place in a local file
+    loads: bool = False
+    needs_ring: bool = True
 
     def takes(self, planes: Sequence[PlaneRecord]) -> bool:
         return bool(self.codecs) and all(plane.codec in self.codecs for plane in planes if plane.codec)
@@ -49,7 +54,7 @@ async def plan_decoding(
     used = codecs_used(reader.index, reader.select(streams))
     if asked == CPU or (asked == "auto" and not used.keys() - {ZSTD}):
         require_cpu(reader, used)
-        return GpuDecoding()
+        return GpuDecoding(needs_ring=bool(used))
     try:
         await links.open_codecs(context, asked, loads=loads)
     except CkptpipeError as error:
@@ -59,7 +64,8 @@ async def plan_decoding(
         context.notes.append(f"the CPU decodes: {error}")
         return GpuDecoding()
     found = await readable(links, context, reader, streams)
-    return replace(found, loads=loads and all(link.places is not None for link in links))
+    loads = loads and all(link.places is not None for link in links)
+    return replace(found, loads=loads, needs_ring=bool(used) and not (loads and used.keys() <= found.codecs))
 
 
 async def leave_to_cpu(

@@ -60,7 +60,7 @@ class Links:
     copies in flight, then gives everything back. An asynchronous context manager."""
 
     def __init__(self, driver: CudaDriver, *, rings: bool = True) -> None:
-        """``rings`` False: nothing goes through a ring, so that none is made."""
+        """``rings`` False: `open` makes none, since it may be that nothing goes through one."""
         self._driver = driver
         self._with_rings = rings
         self._links: dict[int, Link] = {}
@@ -99,6 +99,16 @@ class Links:
                 await self._pin_once(ring, handle)
             queue = await CopyQueue.create(gpu.ordinal, handle, elide_zeros=True)
             self._links[gpu.ordinal] = Link(gpu, handle, queue, own, self.simulated)
+
+    async def open_rings(self, context: GraphContext) -> None:
+        """Those that `open` did not make."""
+        bare = [link for link in self if not link.rings]
+        if not bare:
+            return
+        rings = await in_thread(_rings, context, [link.gpu for link in bare])
+        for link in bare:
+            await self._pin_once(rings[link.gpu.ordinal], link.context)
+            link.rings = [rings[link.gpu.ordinal]]
 
     async def open_loaders(self, context: GraphContext) -> None:
         """Threads on every GPU's queue that load files into its memory, on the CPUs that are near to it."""

@@ -32,22 +32,21 @@ def load_plan(workers: int, gpus: int, numa_node: int | None, chunk_bytes: int) 
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """What of an image can be loaded: ``all``, so that no ring is needed, or ``some``."""
+    """Whether ``all`` objects of an image are local files that can be loaded from, or ``some``."""
 
     all: bool
     some: bool
 
 
 async def loadable(reader: ImageReader) -> Loadable:
-    objects, index = reader.manifest.objects, reader.index
-    coded = len(index.table) > index.planes_at
+    objects = reader.manifest.objects
     local = 0
     for entry in objects[:OBJECTS_MAX]:
         file = await reader.backend.local_file(entry.name)
         if file is not None:
             file.release()
             local += 1
-    return Loadable(all=not coded and local == len(objects), some=local > 0)
+    return Loadable(all=local == len(objects), some=local > 0)
 
 
 async def load(source: ImageSource, chunk: Chunk, queue: CopyQueue, address: int) -> Scan | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ckptpipe
+from ckptpipe.pipeline.cuda import codec_device
 from ckptpipe.pyx import cuda
 from tests.fixtures.gpu_contents import bf16_weights
 from tests.pipeline.cuda import damage
@@ -57,9 +58,26 @@ def test_stored_bytes_cross_the_link_and_nothing_else(
     result = restore(workdir / "a", weights)
     weights.check()
     assert result.codec_backend == GPU
+    assert result.facts.ring_bytes == 0
     assert world.calls("nvcompBatchedANSDecompressAsync") > decodes
     tables = world.moved(0)[1] - moved - result.stored_bytes
     assert 0 <= tables < 9 * 4 * KIB, "what tells the decoder where its blocks are"
+
+
+@pytest.mark.parametrize("why", ["a codec of the CPU's", "no room for what is loaded"])
+def test_a_ring_is_made_for_what_goes_through_one(
+    allocate: Allocate, workdir: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    buffers = Buffers(lambda _, data: allocate(0, data), {"w": bf16_weights(9 * CHUNK)})
+    save(buffers, workdir, "zstd:1" if "codec" in why else "deflate:1")
+    if "room" in why:
+        monkeypatch.setattr(codec_device, "PLACES_MAX", 0)
+    buffers.clear()
+    result = restore(workdir / "a", buffers)
+    buffers.check()
+    assert result.facts.ring_bytes > 0
+    assert result.codec_backend == ("cpu" if "codec" in why else GPU)
+    assert cuda.pinned_bytes() == 0
 
 
 def test_bad_bytes_are_seen_before_they_are_decoded(world: SimWorld, weights: Buffers, workdir: Path) -> None:
