@@ -2,9 +2,9 @@
 
     python -m bench.gpu_load [grid] [start] [--gib 4] [--disk /dev/shm] [--wide]
 
-`grid`: `CopyQueue.load` alone, by threads, buffers, bytes of a copy and of a part, and streams; the best of these once
-more by how threads wait, and from a file that stays in the CPU's caches (the link and the driver alone). Beside it
-reading alone. `start`: each step before the first byte moves, cold in a new process, then once more in the same.
+`grid`: `CopyQueue.load` alone, by threads, buffers, bytes of a copy and of a part; the best of these from a file that
+stays in the CPU's caches too (the link and the driver alone). Beside it reading alone. `start`: each step of opening and
+closing a restore, cold in a new process, then once more in the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,9 @@ FILES = 16
 INFLIGHT = 32
 CACHED = 16 * MIB  # of a file that stays in the caches
 
-BEST = 4  # plans that are looked at more closely
+BEST = 4  # plans that also load what is in the caches
 
-Row = tuple[str, int, int, float, float, int, str, int, float]
+Row = tuple[str, int, int, float, float, float]
 
 
 class Held:
@@ -134,20 +133,12 @@ def read_all(descriptors: list[int], within: int, threads: int, piece: int) -> f
 
 def plans(wide: bool) -> list[cuda.LoadPlan]:
     usable = len(os.sched_getaffinity(0))
-    threads = sorted({min(count, usable) for count in ((4, 8, 10, 12, 14, 16) if wide else (8, 12, 16))})
-    copies = (MIB, 2 * MIB, 4 * MIB, 8 * MIB) if wide else (2 * MIB, 4 * MIB, 8 * MIB)
-    parts = (128 << 10, 256 << 10, 512 << 10, MIB)
-    grid = product(threads, (3, 4, 6), copies, parts[not wide :], (1, 2))
-    # one thread a copy, many copies at a time: the same bytes in shorter copies
-    alone = [cuda.LoadPlan(count, 3 * count, MIB, MIB, 16) for count in threads[-2:]]
-    return alone + [cuda.LoadPlan(*each) for each in grid]
-
-
-def closer(plan: cuda.LoadPlan) -> list[cuda.LoadPlan]:
-    """The same, waited for in other ways, and with some threads fewer."""
-    fewer = [replace(plan, threads=plan.threads - less) for less in (1, 2) if plan.threads > less]
-    ways = [replace(plan, wait="block"), replace(plan, spin_us=30), replace(plan, spin_us=100)]
-    return [*ways, *fewer, replace(plan, buffers=plan.buffers + 1)]
+    threads = sorted(
+        {min(count, usable) for count in ((6, 8, 9, 10, 11, 12, 13, 14, 16) if wide else (10, 12, 14))}
+    )
+    copies = (MIB, 2 * MIB, 4 * MIB, 8 * MIB) if wide else (4 * MIB, 8 * MIB)
+    parts = (128 * KIB, 256 * KIB, 512 * KIB, MIB) if wide else (256 * KIB, 512 * KIB)
+    return [cuda.LoadPlan(*each) for each in product(threads, (3, 4, 5, 6)[not wide :], copies, parts)]
 
 
 async def grid(
@@ -157,25 +148,20 @@ async def grid(
     total = within * len(descriptors)
     for threads, piece in product((8, 16), (256 << 10, MIB)):
         got = max(read_all(descriptors, within, threads, piece) for _ in range(2))
-        rows.append(("pread alone", threads, threads, 0, piece / KIB, 0, "", 0, got))
+        rows.append(("pread alone", threads, threads, 0, piece / KIB, got))
     target = Target(total)
     seen: dict[cuda.LoadPlan, float] = {}
 
     async def measure(what: str, plan: cuda.LoadPlan, files: list[int], each: int) -> float:
         async with loading(target, plan) as queue:
             got = max([await load_all(queue, files, total, each, target.address) for _ in range(repeat)])
-        shape = plan.threads, plan.buffers, plan.copy_bytes / MIB, plan.part_bytes / KIB, plan.streams
-        rows.append((what, *shape, plan.wait, plan.spin_us, got))
+        rows.append((what, plan.threads, plan.buffers, plan.copy_bytes / MIB, plan.part_bytes / KIB, got))
         return got
 
     try:
         for plan in chosen:
             seen[plan] = await measure("load", plan, descriptors, within)
-        best = sorted(seen, key=lambda plan: -seen[plan])[:BEST]
-        for plan in dict.fromkeys(near for each in best for near in closer(each)):
-            if plan not in seen:
-                await measure("load", plan, descriptors, within)
-        for plan in best:
+        for plan in sorted(seen, key=lambda plan: -seen[plan])[:BEST]:
             await measure("load, source in cache", plan, descriptors[: CACHED // CHUNK], CHUNK)
     finally:
         target.close()
@@ -186,8 +172,8 @@ def measure_grid(
     gib: float, parent: str, chosen: Sequence[cuda.LoadPlan] | None = None, repeat: int = 2
 ) -> Answer:
     table = Table(
-        ("what", "threads", "buffers", "copy MiB", "part KiB", "streams", "wait", "spin us", "GB/s"),
-        ("", "", "", ".0f", ".0f", "", "", "", ".1f"),
+        ("what", "threads", "buffers", "copy MiB", "part KiB", "GB/s"),
+        ("", "", "", ".0f", ".0f", ".1f"),
     )
     folder = Path(tempfile.mkdtemp(prefix="ckptpipe-load-", dir=parent))
     each = max(int(gib * GIB) // FILES // CHUNK, 1) * CHUNK

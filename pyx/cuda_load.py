@@ -7,18 +7,16 @@ import os
 from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from ckptpipe.pyx.cuda_memory import Pinned, pin
 from ckptpipe.pyx.cuda_queue import CopyQueue
 from ckptpipe.pyx.memory import Mapping
 
-THREADS = 16  # of one GPU at most: enough for the link where each copies 4 GB/s or more out of the page cache
+THREADS = 12  # of one GPU at most: enough for the link where each copies 5 GB/s out of the page cache
 COPY_BYTES = 8 << 20  # the link takes copies of 8 MiB at 98 % of its rate, of 1 MiB at 90 %
-BUFFERS = 4  # one is fetched, one waits for that, two are filled
-PART_BYTES = 512 << 10
+BUFFERS = 5  # one is fetched, one waits for that, the others are filled
+PART_BYTES = 256 << 10
 BUFFERS_MAX = 64  # where chunks are short
-STREAMS = 2  # the start of one copy hides behind the end of another
 PREFAULT_THREADS = 8
 _PAGE = 4096
 
@@ -26,19 +24,12 @@ _PAGE = 4096
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """``threads`` that fill ``buffers`` together, ``part_bytes`` each at a time; one copy of the GPU fetches up to
-    ``copy_bytes`` from one of them. All buffers together are to stay in the CPU's caches.
+    ``copy_bytes`` from one of them. All buffers together are to stay in the CPU's caches."""
 
-    ``streams``: which copies take in turn. ``wait``: how a thread learns that a copy has ended. ``spin_us``: how
-    long one looks out for more to fill before it sleeps.
-    """
-
-    threads: int = 0  # 0: one a usable CPU of the GPU's NUMA node, at most `THREADS`
+    threads: int = 0  # 0: as `threads_for` the usable CPUs of the GPU's NUMA node
     buffers: int = BUFFERS
     copy_bytes: int = COPY_BYTES  # a multiple of 4096, as is part_bytes
     part_bytes: int = PART_BYTES
-    streams: int = STREAMS
-    wait: Literal["poll", "block"] = "poll"
-    spin_us: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +75,7 @@ class FileLoader:
             if nbytes < _PAGE or nbytes % _PAGE:
                 raise ValueError(f"copies and parts are multiples of {_PAGE} bytes, not {nbytes}")
         cpus = sorted(cpus_of(numa_node))
-        plan = replace(plan, threads=plan.threads or min(len(cpus) or 1, THREADS))
+        plan = replace(plan, threads=plan.threads or threads_for(len(cpus)))
         memory = Mapping(
             plan.nbytes, numa_node=numa_node, prefault_threads=min(plan.threads, PREFAULT_THREADS)
         )
@@ -97,10 +88,7 @@ class FileLoader:
                     buffers=plan.buffers,
                     copy_bytes=plan.copy_bytes,
                     part_bytes=plan.part_bytes,
-                    streams=plan.streams,
                     cpus=array("i", cpus if numa_node is not None else []),
-                    poll=plan.wait == "poll",
-                    spin_us=plan.spin_us,
                 )
             except BaseException:
                 pinned.release()
@@ -144,6 +132,12 @@ async def _settled(opening: asyncio.Future[FileLoader]) -> FileLoader | None:
         except asyncio.CancelledError:
             continue
     return None if opening.cancelled() or opening.exception() else opening.result()
+
+
+def threads_for(cpus: int) -> int:
+    """Of one GPU that has ``cpus`` to itself. The queue's threads and the event loop need some: with a thread on each
+    of 16, loading took a fifth longer than with 12."""
+    return max(1, min(cpus * 3 // 4, THREADS))
 
 
 def cpus_of(numa_node: int | None) -> set[int]:

@@ -86,7 +86,6 @@ cdef extern from "cuda_load.h" nogil:
         cu_context context
         ck_copies* queue
         cu_stream stream
-        int streams
         int threads
         int buffers
         size_t copy_bytes
@@ -94,8 +93,6 @@ cdef extern from "cuda_load.h" nogil:
         unsigned char* memory
         const int* cpus
         int ncpus
-        int spin_us
-        int poll
 
     int ck_loads_open(ck_loads** loads, const ck_loads_options* options, const char** call)
     void ck_loads_submit(ck_loads* loads, ck_transfer* copy)

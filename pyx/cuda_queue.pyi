@@ -84,10 +84,7 @@ class CopyQueue:
         buffers: int,
         copy_bytes: int,
         part_bytes: int,
-        streams: int,
         cpus: array[int],  # of type "i"; empty: any
-        poll: bool = True,
-        spin_us: int = 0,
     ) -> None: ...  # blocking
     def stop_loads(self) -> None: ...  # blocking
     def scan(self, device_address: int, nbytes: int) -> asyncio.Future[Scan]: ...

@@ -395,7 +395,7 @@ cdef class CopyQueue:
     # -- files -------------------------------------------------------------------------------------------
 
     def start_loads(self, size_t memory, *, int threads, int buffers, size_t copy_bytes, size_t part_bytes,
-                    int streams, const int[::1] cpus, bint poll=True, int spin_us=0):
+                    const int[::1] cpus):
         """Start the threads of `load`; blocking, from any thread.
 
         ``memory``: of pinned memory, buffers * copy_bytes, that stays until `stop_loads`.
@@ -406,21 +406,17 @@ cdef class CopyQueue:
         cdef int error
         if self.raw == NULL or self.loads != NULL:
             raise RuntimeError("the copy queue is closed, or loads files already")
-        if not 1 <= threads <= CK_LOAD_THREADS_MAX or not 1 <= buffers <= CK_LOAD_BUFFERS_MAX or streams < 1 \
-                or spin_us < 0:
-            raise ValueError(f"{threads} threads, {buffers} buffers, {streams} streams: out of range")
+        if not 1 <= threads <= CK_LOAD_THREADS_MAX or not 1 <= buffers <= CK_LOAD_BUFFERS_MAX:
+            raise ValueError(f"{threads} threads, {buffers} buffers: out of range")
         options.cuda = &self.driver.raw
         options.context = <cu_context>self.context
         options.queue = self.raw
         options.stream = <cu_stream>self.stream
-        options.streams = min(streams, buffers)
         options.threads = threads
         options.buffers = buffers
         options.copy_bytes = copy_bytes
         options.part_bytes = part_bytes
         options.memory = <unsigned char*>memory
-        options.poll = poll
-        options.spin_us = spin_us
         options.ncpus = <int>cpus.shape[0]
         options.cpus = &cpus[0] if options.ncpus else NULL
         with nogil:

@@ -18,7 +18,7 @@ GRID = """
 import json, sys
 from bench import gpu_load
 from ckptpipe.pyx import cuda
-plans = [cuda.LoadPlan(2, buffers, 1 << 20, 256 << 10, 2) for buffers in (2, 3)]
+plans = [cuda.LoadPlan(2, buffers, 1 << 20, 256 << 10) for buffers in (2, 3)]
 answer = gpu_load.measure_grid(1 / 8, sys.argv[1], plans, repeat=1)
 print(json.dumps(gpu_load.best_of(answer, each=1).as_json()))
 """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pyx.cuda import CopyQueue, LoadPlan
-from ckptpipe.pyx.cuda_load import THREADS, cpus_of
+from ckptpipe.pyx.cuda_load import THREADS, cpus_of, threads_for
 from ckptpipe.pyx.workers import Scan
 from ckptpipe.storage_backends.directory import storage_error
 from ckptpipe.storage_backends.errors import ObjectTruncated
@@ -25,9 +25,10 @@ OBJECTS_MAX = 64  # that are looked at in advance
 
 
 def load_plan(workers: int, gpus: int, numa_node: int | None, chunk_bytes: int) -> LoadPlan:
-    """``workers``: threads in all, 0 for one a usable CPU; ``gpus``: how many GPUs share the CPUs of ``numa_node``."""
-    share = (workers or len(cpus_of(numa_node))) // max(gpus, 1)
-    return LoadPlan(threads=max(THREADS_MIN, min(share, THREADS))).of_chunks(chunk_bytes)
+    """``workers``: threads in all, 0 for as many as suit the CPUs; ``gpus``: how many share the CPUs of ``numa_node``."""
+    gpus = max(gpus, 1)
+    threads = min(workers // gpus, THREADS) if workers else threads_for(len(cpus_of(numa_node)) // gpus)
+    return LoadPlan(threads=max(THREADS_MIN, threads)).of_chunks(chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,9 @@ struct ck_loads {
     cu_context context;
     ck_copies *queue;
     size_t copy_bytes, part_bytes;
-    int threads, buffers, started, poll;
-    long spin_ns;
-    int streams;       /* to destroy */
-    cu_stream *stream; /* [turns] */
-    int turns;
-    unsigned turn;
+    int threads, buffers, started;
+    cu_stream stream;
+    int borrowed; /* the stream is the caller's */
     pthread_t *thread;
 
     pthread_mutex_t mutex;
@@ -50,7 +47,6 @@ struct ck_loads {
     int waits;                 /* a thread waits for the oldest of these */
     int sleeping;              /* threads that nobody has woken */
     int stop;
-    unsigned news;             /* changes when there is something to do: for those who look out */
     ck_buffer buffer[];
 };
 
@@ -110,16 +106,15 @@ static int enqueue(ck_loads *loads, ck_buffer *buffer) {
     const ck_cuda *cuda = loads->cuda;
     ck_transfer *copy = buffer->copy;
     if (over(copy)) return 0;
-    cu_stream stream = loads->stream[__atomic_fetch_add(&loads->turn, 1, __ATOMIC_RELAXED) % (unsigned)loads->turns];
-    cu_result result = cuda->copy_up(copy->device + buffer->at, buffer->memory, buffer->nbytes, stream);
+    cu_result result = cuda->copy_up(copy->device + buffer->at, buffer->memory, buffer->nbytes, loads->stream);
     const char *call = "cuMemcpyHtoDAsync";
     if (result == CU_OK) {
-        result = cuda->event_record(buffer->event, stream);
+        result = cuda->event_record(buffer->event, loads->stream);
         call = "cuEventRecord";
     }
     if (result == CU_OK) return 1;
     fail(loads, copy, result, call, 0, 0);
-    cuda->stream_synchronize(stream); /* it may have been enqueued all the same */
+    cuda->stream_synchronize(loads->stream); /* it may have been enqueued all the same */
     return 0;
 }
 
@@ -165,7 +160,6 @@ static size_t parts_of(const ck_loads *loads, size_t nbytes) {
 static int to_wake(ck_loads *loads, size_t parts) {
     int count = parts < (size_t)loads->sleeping ? (int)parts : loads->sleeping;
     loads->sleeping -= count;
-    if (parts) __atomic_fetch_add(&loads->news, 1, __ATOMIC_RELEASE);
     return count;
 }
 
@@ -216,7 +210,6 @@ static void fill(ck_loads *loads, const ck_part *part) {
 }
 
 static cu_result await_event(const ck_loads *loads, cu_event event) {
-    if (!loads->poll) return loads->cuda->event_synchronize(event);
     struct timespec pause = {0, PAUSE_NS};
     for (int looks = 0;; looks++) {
         cu_result result = loads->cuda->event_query(event);
@@ -230,7 +223,7 @@ static cu_result await_event(const ck_loads *loads, cu_event event) {
 static void await_oldest(ck_loads *loads) {
     ck_buffer *buffer = loads->flying;
     cu_result result = await_event(loads, buffer->event);
-    if (result != CU_OK) fail(loads, buffer->copy, result, loads->poll ? "cuEventQuery" : "cuEventSynchronize", 0, 0);
+    if (result != CU_OK) fail(loads, buffer->copy, result, "cuEventQuery", 0, 0);
     pthread_mutex_lock(&loads->mutex);
     loads->flying = buffer->next;
     loads->waits = 0;
@@ -238,24 +231,8 @@ static void await_oldest(ck_loads *loads) {
     empty(loads, buffer);
 }
 
-/* For a while, until there is something to do: sooner done than sleeping and being woken. */
-static void look_out(const ck_loads *loads, unsigned news) {
-    struct timespec begun, now;
-    clock_gettime(CLOCK_MONOTONIC, &begun);
-    do {
-        for (int i = 0; i < 64; i++) {
-            if (__atomic_load_n(&loads->news, __ATOMIC_ACQUIRE) != news) return;
-#if defined(__x86_64__)
-            __builtin_ia32_pause();
-#endif
-        }
-        clock_gettime(CLOCK_MONOTONIC, &now);
-    } while ((now.tv_sec - begun.tv_sec) * 1000000000L + now.tv_nsec - begun.tv_nsec < loads->spin_ns);
-}
-
 static void *read_files(void *argument) {
     ck_loads *loads = argument;
-    int looked = 0;
     prctl(PR_SET_TIMERSLACK, 1000UL);
     loads->cuda->context_set(loads->context);
     pthread_mutex_lock(&loads->mutex);
@@ -264,23 +241,15 @@ static void *read_files(void *argument) {
         if (take_part(loads, &part)) {
             pthread_mutex_unlock(&loads->mutex);
             fill(loads, &part);
-            looked = 0;
         } else if (loads->flying != NULL && !loads->waits) {
             loads->waits = 1;
             pthread_mutex_unlock(&loads->mutex);
             await_oldest(loads);
-            looked = 0;
         } else if (loads->stop && loads->first == NULL) {
             break;
-        } else if (loads->spin_ns && !looked) {
-            unsigned news = loads->news;
-            pthread_mutex_unlock(&loads->mutex);
-            look_out(loads, news);
-            looked = 1;
         } else {
             loads->sleeping++;
             pthread_cond_wait(&loads->work, &loads->mutex);
-            looked = 0;
             continue;
         }
         pthread_mutex_lock(&loads->mutex);
@@ -315,15 +284,13 @@ static void release(ck_loads *loads) {
     const ck_cuda *cuda = loads->cuda;
     for (int i = 0; i < loads->buffers; i++)
         if (loads->buffer[i].event) cuda->event_destroy(loads->buffer[i].event);
-    for (int i = 0; i < loads->streams; i++)
-        if (loads->stream[i]) cuda->stream_destroy(loads->stream[i]);
+    if (!loads->borrowed && loads->stream) cuda->stream_destroy(loads->stream);
 }
 
 static void join(ck_loads *loads) {
     pthread_mutex_lock(&loads->mutex);
     loads->stop = 1;
     loads->sleeping = 0;
-    __atomic_fetch_add(&loads->news, 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&loads->work);
     pthread_mutex_unlock(&loads->mutex);
     for (int i = 0; i < loads->started; i++) pthread_join(loads->thread[i], NULL);
@@ -332,18 +299,16 @@ static void join(ck_loads *loads) {
 
 static int make_driver_parts(ck_loads *loads, const ck_loads_options *options, const char **call) {
     const ck_cuda *cuda = loads->cuda;
-    const unsigned flags = CU_EVENT_NO_TIMING | (options->poll ? 0 : CU_EVENT_BLOCKS);
     cu_result result;
     *call = "cuStreamCreate";
-    if (options->stream != NULL) loads->stream[0] = options->stream;
-    for (int i = 0; i < loads->streams; i++)
-        if ((result = cuda->stream_create(&loads->stream[i], CU_STREAM_IS_NON_BLOCKING)) != CU_OK) return result;
+    if (!loads->borrowed && (result = cuda->stream_create(&loads->stream, CU_STREAM_IS_NON_BLOCKING)) != CU_OK)
+        return result;
     *call = "cuEventCreate";
     for (int i = 0; i < loads->buffers; i++) {
         ck_buffer *buffer = &loads->buffer[i];
         buffer->memory = options->memory + (size_t)i * loads->copy_bytes;
         release_buffer(loads, buffer);
-        if ((result = cuda->event_create(&buffer->event, flags)) != CU_OK) return result;
+        if ((result = cuda->event_create(&buffer->event, CU_EVENT_NO_TIMING)) != CU_OK) return result;
     }
     return 0;
 }
@@ -379,7 +344,6 @@ static int make_threads(ck_loads *loads, const ck_loads_options *options, const 
 static void discard(ck_loads *loads) {
     pthread_cond_destroy(&loads->work);
     pthread_mutex_destroy(&loads->mutex);
-    free(loads->stream);
     free(loads->thread);
     free(loads);
 }
@@ -395,15 +359,12 @@ int ck_loads_open(ck_loads **result, const ck_loads_options *options, const char
     loads->part_bytes = options->part_bytes;
     loads->threads = options->threads;
     loads->buffers = options->buffers;
-    loads->poll = options->poll;
-    loads->spin_ns = 1000L * options->spin_us;
-    loads->streams = options->stream != NULL ? 0 : options->streams;
-    loads->turns = options->stream != NULL ? 1 : options->streams;
-    loads->stream = calloc((size_t)loads->turns, sizeof *loads->stream);
+    loads->stream = options->stream;
+    loads->borrowed = options->stream != NULL;
     loads->thread = calloc((size_t)loads->threads, sizeof *loads->thread);
     pthread_mutex_init(&loads->mutex, NULL);
     pthread_cond_init(&loads->work, NULL);
-    int error = loads->stream != NULL && loads->thread != NULL ? 0 : -ENOMEM;
+    int error = loads->thread != NULL ? 0 : -ENOMEM;
     if (error == 0) {
         *call = "cuCtxPushCurrent";
         error = loads->cuda->context_push(loads->context);

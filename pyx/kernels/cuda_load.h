@@ -21,8 +21,7 @@ typedef struct {
     const ck_cuda *cuda;
     cu_context context;
     ck_copies *queue;      /* gets what has arrived */
-    cu_stream stream;      /* the caller's, for all copies; NULL: `streams` of its own */
-    int streams;           /* copies take them in turn */
+    cu_stream stream;      /* the caller's, for all copies; NULL: one of its own */
     int threads;
     int buffers;
     size_t copy_bytes;     /* of one buffer: of one copy at most */
@@ -30,8 +29,6 @@ typedef struct {
     unsigned char *memory; /* pinned: buffers * copy_bytes */
     const int *cpus;       /* the threads may run on these `ncpus`, NULL: on any */
     int ncpus;
-    int spin_us;           /* a thread looks out so long for more to fill before it sleeps */
-    int poll;              /* look for the end of a copy again and again, asleep in between; 0: interrupts */
 } ck_loads_options;
 
 /* 0; a CUresult > 0, with *call; or -errno, with *call. */

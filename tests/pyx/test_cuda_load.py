@@ -20,7 +20,7 @@ from tests.pyx.loops import LoopFactory, each_loop, run, turns, until
 
 PIECE = 64 << 10
 SIZES = [1, 63, 4096, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, MIB + 5]
-PLAN = cuda.LoadPlan(threads=2, buffers=4, copy_bytes=PIECE, part_bytes=PIECE // 4, streams=2)
+PLAN = cuda.LoadPlan(threads=2, buffers=4, copy_bytes=PIECE, part_bytes=PIECE // 4)
 each_checksum = pytest.mark.parametrize("checksum", ["device", "host"])
 
 
@@ -84,18 +84,13 @@ def load_threads() -> int:
 
 @each_loop
 @each_checksum
-@pytest.mark.parametrize(
-    ("wait", "part", "spin"),
-    [("poll", PIECE // 4, 0), ("block", 4096, 0), ("poll", 3 * PIECE // 4, 50), ("block", MIB, 50)],
-)
+@pytest.mark.parametrize("part", [4096, PIECE // 4, 3 * PIECE // 4, MIB])
 def test_bytes_and_sums_of_every_size(
-    tmp_path: Path, loop_factory: LoopFactory, checksum: str, wait: Any, part: int, spin: int
+    tmp_path: Path, loop_factory: LoopFactory, checksum: str, part: int
 ) -> None:
     data = pattern(2 * MIB + 100)
     (tmp_path / "f").write_bytes(data)
-    plan = cuda.LoadPlan(
-        threads=3, buffers=2, copy_bytes=PIECE, part_bytes=part, streams=2, wait=wait, spin_us=spin
-    )
+    plan = cuda.LoadPlan(threads=3, buffers=2, copy_bytes=PIECE, part_bytes=part)
 
     async def main(gpus: Machine) -> None:
         target = gpus.allocate(0, len(data) + 64)
@@ -163,7 +158,7 @@ def test_many_at_once_from_several_files(tmp_path: Path, loop_factory: LoopFacto
     async def main(gpus: Machine) -> None:
         target = gpus.allocate(0, 24 * nbytes)
         files = [HeldFile(tmp_path / f"f{number}") for number in range(3)]
-        async with Loading(gpus, cuda.LoadPlan(4, 12, PIECE, PIECE // 2, 4), depth=5) as queue:
+        async with Loading(gpus, cuda.LoadPlan(4, 12, PIECE, PIECE // 2), depth=5) as queue:
             answers = await asyncio.gather(
                 *(queue.load(files[k % 3], k // 3 * nbytes, nbytes, target + k * nbytes) for k in range(24))
             )
@@ -192,7 +187,7 @@ def test_reads_that_come_up_short_are_gone_on_with() -> None:
 
     async def main(gpus: Machine) -> None:
         target = gpus.allocate(0, 3 * PIECE)
-        async with Loading(gpus, cuda.LoadPlan(1, 1, PIECE, PIECE, 1)) as queue:
+        async with Loading(gpus, cuda.LoadPlan(1, 1, PIECE, PIECE)) as queue:
             with held(path) as file:
                 assert (await queue.load(file, 0, 3 * PIECE, target)).crc32c == reference.crc32c(data)
 
@@ -279,7 +274,7 @@ def test_work_that_fails_on_the_device_fails_its_load(tmp_path: Path) -> None:
 
     async def main(gpus: Machine) -> None:
         target = gpus.allocate(0, len(data))
-        async with Loading(gpus, cuda.LoadPlan(2, 4, PIECE, PIECE // 4, 1)) as queue:
+        async with Loading(gpus, cuda.LoadPlan(2, 4, PIECE, PIECE // 4)) as queue:
             with held(tmp_path / "f") as file:
                 error = "CUDA_ERROR_ECC_UNCORRECTABLE"
                 gpus.world.fault("cuMemcpyHtoDAsync", nth=3, error=error, scope="stream")
@@ -299,7 +294,7 @@ def test_a_link_that_stands_still_holds_up_the_reading(tmp_path: Path, loop_fact
 
     async def main(gpus: Machine) -> None:
         target = gpus.allocate(0, len(data))
-        async with Loading(gpus, cuda.LoadPlan(2, 6, PIECE, PIECE // 4, 2)) as queue:
+        async with Loading(gpus, cuda.LoadPlan(2, 6, PIECE, PIECE // 4)) as queue:
             with held(tmp_path / "f") as file:
                 copies = gpus.world.calls("cuMemcpyHtoDAsync")
                 gpus.world.link(0, to_device=-1)
@@ -406,7 +401,7 @@ def test_everything_is_given_back() -> None:
         async with cuda.CopyQueue(0, gpus.context(0)) as queue:
             before = {name: world.calls(name) for pair in ends.items() for name in pair}
             loader = await cuda.FileLoader.open(
-                queue, gpus.context(0), cuda.LoadPlan(3, 6, PIECE, PIECE // 4, 2)
+                queue, gpus.context(0), cuda.LoadPlan(3, 6, PIECE, PIECE // 4)
             )
             assert load_threads() == 3
             assert cuda.pinned_bytes() == 6 * PIECE
@@ -416,7 +411,7 @@ def test_everything_is_given_back() -> None:
             await loader.aclose()
             await until(lambda: load_threads() == 0)
             made = {name: world.calls(name) - count for name, count in before.items()}
-            assert made["cuStreamCreate"] == 2
+            assert made["cuStreamCreate"] == 1
             assert made["cuEventCreate"] == 6
             assert all(made[make] == made[end] for make, end in ends.items())
         assert (cuda.pinned_bytes(), live_mappings()) == (0, mappings)
@@ -431,7 +426,7 @@ def test_everything_is_given_back() -> None:
         ("cuCtxPushCurrent", 1),  # to pin, then to open
         ("cuCtxPushCurrent", 2),
         ("cuMemHostRegister", 1),
-        ("cuStreamCreate", 2),
+        ("cuStreamCreate", 1),
         ("cuEventCreate", 1),
         ("cuEventCreate", 4),
     ],
@@ -504,13 +499,12 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         context = gpus.context(0)
         target = gpus.allocate(0, MIB)
         async with cuda.CopyQueue(0, context) as queue:
-            for plan in (cuda.LoadPlan(1, 1, 1000, 4096, 1), cuda.LoadPlan(1, 1, 4096, 5000, 1)):
+            for plan in (cuda.LoadPlan(1, 1, 1000, 4096), cuda.LoadPlan(1, 1, 4096, 5000)):
                 with pytest.raises(ValueError, match="multiples of 4096"):
                     await cuda.FileLoader.open(queue, context, plan)
             for plan in (
-                cuda.LoadPlan(1, 257, 4096, 4096, 1),
-                cuda.LoadPlan(1, 1, 4096, 4096, 0),
-                cuda.LoadPlan(257, 1, 4096, 4096, 1),
+                cuda.LoadPlan(1, 257, 4096, 4096),
+                cuda.LoadPlan(257, 1, 4096, 4096),
             ):
                 with pytest.raises(ValueError, match="out of range"):
                     await cuda.FileLoader.open(queue, context, plan)

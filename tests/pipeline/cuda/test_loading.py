@@ -17,7 +17,7 @@ import ckptpipe
 from ckptpipe.pipeline.chunk import Chunk, FilePlace
 from ckptpipe.pipeline.cuda.loading import THREADS_MIN, load, load_plan
 from ckptpipe.pyx import cuda
-from ckptpipe.pyx.cuda_load import THREADS, cpus_of
+from ckptpipe.pyx.cuda_load import THREADS, cpus_of, threads_for
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.local import LocalBackend
@@ -259,8 +259,8 @@ def test_a_cancelled_restore_leaves_nothing(world: SimWorld, allocate: Allocate,
 
 
 def test_threads_are_shared_out() -> None:
-    cpus = len(cpus_of(None))
-    assert load_plan(0, 1, None, CHUNK).threads == max(THREADS_MIN, min(cpus, THREADS))
+    assert [threads_for(cpus) for cpus in (1, 2, 8, 16, 128)] == [1, 1, 6, 12, THREADS]
+    assert load_plan(0, 1, None, CHUNK).threads == max(THREADS_MIN, threads_for(len(cpus_of(None))))
     assert load_plan(12, 4, None, CHUNK).threads == 3
     assert load_plan(3, 8, None, CHUNK).threads == THREADS_MIN
     assert load_plan(1000, 1, None, CHUNK).threads == THREADS
@@ -270,7 +270,7 @@ def test_threads_are_shared_out() -> None:
 
 @pytest.mark.parametrize(
     ("chunk", "buffers", "copy", "part"),
-    [(64 << 20, 4, 8 << 20, 512 << 10), (5 << 20, 6, 5 << 20, 512 << 10), (4097, 64, 8192, 8192)],
+    [(64 << 20, 5, 8 << 20, 256 << 10), (5 << 20, 8, 5 << 20, 256 << 10), (4097, 64, 8192, 8192)],
 )
 def test_buffers_are_no_longer_than_chunks(chunk: int, buffers: int, copy: int, part: int) -> None:
     plan = load_plan(0, 1, None, chunk)
