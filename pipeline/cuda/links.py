@@ -225,16 +225,18 @@ class Links:
 
     async def _close(self) -> None:
         """Everything, whatever fails: an error here is neither the operation's outcome nor its end."""
-        for link in self._links.values():
-            await self._close_codec(link)
-            if link.loader is not None:
-                await self._given_back(link.loader.aclose())
-            await self._given_back(link.queue.aclose())
+        await asyncio.gather(*(self._close_link(link) for link in self._links.values()))
         self._links.clear()
         while self._pinned:
             await self._given_back(self._driver.run(self._pinned.pop().release))
         while self._retained:
             await self._given_back(self._driver.release(self._retained.pop()))
+
+    async def _close_link(self, link: Link) -> None:
+        await self._close_codec(link)
+        if link.loader is not None:
+            await self._given_back(link.loader.aclose())
+        await self._given_back(link.queue.aclose())
 
     async def _given_back(self, work: Coroutine[Any, Any, None]) -> None:
         try:
