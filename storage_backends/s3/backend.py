@@ -24,10 +24,13 @@ from ckptpipe.storage_backends.s3.address import Address, check_endpoint, parse_
 from ckptpipe.storage_backends.s3.client import S3Client, connect
 from ckptpipe.storage_backends.s3.multipart import S3Writer, part_target
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, SPARE_PARTS, S3Options
+from ckptpipe.storage_backends.s3.put import decode_crc32c
+from ckptpipe.storage_backends.s3.puts import Puts
 from ckptpipe.storage_backends.s3.ranged_get import RangedGet
 from ckptpipe.storage_backends.s3.see_through import see_through
 from ckptpipe.storage_backends.s3.small_object import SmallObjects
-from ckptpipe.storage_backends.s3.upload import abort_upload, decode_crc32c
+from ckptpipe.storage_backends.s3.upload import abort_upload
+from ckptpipe.storage_backends.s3.wires import Wires
 
 _CHECK_WITHIN = 20.0  # seconds
 _CHECK_TRIES = 2
@@ -40,8 +43,10 @@ class _Shared:
 
     def __init__(self, client: S3Client, bucket: str) -> None:
         self.client = client
-        self.get = RangedGet(client, bucket)
-        self.small = SmallObjects(client, bucket)
+        self.wires = Wires(client, bucket)
+        self.get = RangedGet(client, bucket, self.wires)
+        self.puts = Puts(client, bucket, self.wires)
+        self.small = SmallObjects(client, bucket, self.puts)
         self.writers: set[S3Writer] = set()
         self.closed = False
 
@@ -161,6 +166,7 @@ class S3Backend(Backend):
             self._address.bucket,
             self._key(name),
             self._shared.client,
+            self._shared.puts,
             what=self._what(name),
             on_close=self._shared.writers.discard,
         )
@@ -258,7 +264,7 @@ class S3Backend(Backend):
                 await writer.abort()
         finally:
             try:
-                await shared.get.aclose()
+                await shared.wires.aclose()
             finally:
                 await shared.client.aclose()
 

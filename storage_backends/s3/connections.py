@@ -1,9 +1,10 @@
-"""The kept connections of the ranged GETs. `Pace` bounds how many are open; this keeps the idle ones."""
+"""The kept connections of GETs and PUTs. `Pace` bounds how many are open; this keeps the idle ones."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from ckptpipe.storage_backends.s3.client import tune_socket
 from ckptpipe.storage_backends.s3.wire import Wire
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
+_SPARE_SENDERS = 4  # for objects that are sent beside the parts
 _IDLE_MOST = 12.0  # seconds after which an idle connection is not trusted any more
 
 
@@ -30,7 +32,11 @@ class Origin:
 
 
 class Connections:
-    def __init__(self, *, verify: bool | str | None, connect_timeout: float, stall_timeout: float) -> None:
+    """``senders``: threads that send bodies, made when they are needed."""
+
+    def __init__(
+        self, *, verify: bool | str | None, connect_timeout: float, stall_timeout: float, senders: int
+    ) -> None:
         self._verify = verify
         self._connect_timeout = connect_timeout
         self._stall_timeout = stall_timeout
@@ -38,6 +44,7 @@ class Connections:
         self._lent: set[Wire] = set()
         self._context: ssl.SSLContext | None = None
         self._contexts = asyncio.Lock()
+        self._senders = ThreadPoolExecutor(senders + _SPARE_SENDERS, thread_name_prefix="ckpt-s3-send")
 
     async def lend(self, origin: Origin, *, fresh: bool = False) -> Wire:
         """A connection to ``origin``: an idle one, the youngest first, or a new one."""
@@ -66,6 +73,7 @@ class Connections:
         for wire in [*self._lent, *(wire for kept in idle.values() for wire, _ in kept)]:
             await self._end(wire)
         self._lent.clear()
+        self._senders.shutdown()  # nobody sends any more: every wire has ended
 
     async def _end(self, wire: Wire) -> None:
         wire.abort()
@@ -77,7 +85,9 @@ class Connections:
         if origin.scheme == "https":
             secure = {"ssl": await self._ssl_context(), "server_hostname": origin.host}
         async with asyncio.timeout(self._connect_timeout):
-            transport, wire = await loop.create_connection(Wire, origin.host, origin.port, **secure)
+            transport, wire = await loop.create_connection(
+                lambda: Wire(self._senders), origin.host, origin.port, **secure
+            )
         found = transport.get_extra_info("socket")
         if found is not None:
             tune_socket(found, self._stall_timeout)

@@ -11,8 +11,10 @@ from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, MIN_PART, SPARE_PARTS
 from ckptpipe.storage_backends.s3.part import Part
+from ckptpipe.storage_backends.s3.put import Put, decode_crc32c
+from ckptpipe.storage_backends.s3.puts import Puts
 from ckptpipe.storage_backends.s3.see_through import see_through
-from ckptpipe.storage_backends.s3.upload import Sent, Upload, decode_crc32c, send_body
+from ckptpipe.storage_backends.s3.upload import Sent, Upload
 from ckptpipe.storage_backends.shielded import shielded
 
 _POOR_USE = (
@@ -32,6 +34,7 @@ class S3Writer(ObjectWriter):
         bucket: str,
         key: str,
         client: S3Client,
+        puts: Puts,
         *,
         what: str,
         on_close: Callable[[S3Writer], object],
@@ -45,7 +48,8 @@ class S3Writer(ObjectWriter):
         self._inflight = client.inflight
         self._target = part_target(client.options.part_bytes, client.inflight.limit)
         self._equal = client.equal_parts
-        self._upload = Upload(client, bucket, key, what)
+        self._puts = puts
+        self._upload = Upload(client, puts, bucket, key, what)
         self._open = Part(client.inflight)
         self._parts = 0
         self._early = 0
@@ -191,8 +195,10 @@ class S3Writer(ObjectWriter):
         try:
             crc32c = await part.settle(self._workers)
             self._visible = True
-            parameters = {**self._place, **self._client.new_object()}
-            await see_through(send_body(self._client, "put_object", self._what, part, crc32c, parameters))
+            put = Put(
+                self._what, self._place["Key"], part.ranges(), crc32c, parameters=self._client.new_object()
+            )
+            await see_through(self._puts.send(put))
         finally:
             part.release()
             self._inflight.end()

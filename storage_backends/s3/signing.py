@@ -1,22 +1,23 @@
-"""Signed ranged GETs: where botocore would send them, with the credentials that its chain has now."""
+"""Signed GETs and PUTs: where botocore would send them, with the credentials that its chain has now."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.connections import Origin
-from ckptpipe.storage_backends.s3.sigv4 import Signer
+from ckptpipe.storage_backends.s3.sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, Signer
 
 _KEPT = 1024  # objects whose place is remembered
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an object's GETs go. ``path`` is percent-encoded. ``region`` "": unsigned."""
+    """Where an object's requests go. ``path`` is percent-encoded. ``region`` "": unsigned."""
 
     origin: Origin
     path: str
@@ -39,23 +40,44 @@ class Signing:
         """The bucket turned out to be elsewhere."""
         self._targets.clear()
 
-    async def request(self, key: str, first: int, last: int, etag: str) -> tuple[Origin, bytes]:
+    async def get(self, key: str, first: int, last: int, etag: str) -> tuple[Origin, bytes]:
         """Origin and bytes of ``GET key`` for bytes ``first`` to ``last``, both included."""
-        target = self._targets.get(key) or await self._locate(key)
-        headers = {
-            "Host": target.origin.header,
-            "Range": f"bytes={first}-{last}",
-            "Accept-Encoding": "identity",
-            "User-Agent": "ckptpipe",
-        }
+        headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
         if etag:
             headers["If-Match"] = etag
+        return await self._request("GET", key, {}, headers, EMPTY_SHA256)
+
+    async def put(
+        self, key: str, query: Mapping[str, str], headers: Mapping[str, str], nbytes: int, sha256: str
+    ) -> tuple[Origin, bytes]:
+        """Origin and head of ``PUT key?query`` with a body of ``nbytes``. ``sha256``: of the body, in hex; ""
+        leaves it out of the signature."""
+        sized = {"Content-Length": str(nbytes), **headers}
+        return await self._request("PUT", key, query, sized, sha256 or UNSIGNED_PAYLOAD)
+
+    async def _request(
+        self, method: str, key: str, query: Mapping[str, str], added: Mapping[str, str], payload: str
+    ) -> tuple[Origin, bytes]:
+        target = self._targets.get(key) or await self._locate(key)
+        headers = {"Host": target.origin.header, "User-Agent": "ckptpipe", **added}
         if self._client.options.expected_bucket_owner:
             headers["x-amz-expected-bucket-owner"] = self._client.options.expected_bucket_owner
+        asked = "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(query.items()))
         if target.region:
             frozen = await self._client.credentials.get_frozen_credentials()
-            self._signer.sign(target.path, headers, frozen, target.region, target.service, datetime.now(UTC))
-        lines = [f"GET {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+            self._signer.sign(
+                target.path,
+                headers,
+                frozen,
+                target.region,
+                target.service,
+                datetime.now(UTC),
+                method=method,
+                query=asked,
+                payload=payload,
+            )
+        place = f"{target.path}?{asked}" if asked else target.path
+        lines = [f"{method} {place} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return target.origin, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     async def _locate(self, key: str) -> Target:

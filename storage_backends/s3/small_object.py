@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from ckptpipe.pyx.checksum import crc32c
-from ckptpipe.pyx.staging import lease_buffer
+from ckptpipe.pyx.staging import Lease, lease_buffer
 from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound, StorageError
-from ckptpipe.storage_backends.s3.body import PartBody
 from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
-from ckptpipe.storage_backends.s3.upload import encode_crc32c
+from ckptpipe.storage_backends.s3.put import Put
+from ckptpipe.storage_backends.s3.puts import Puts
 
 
 class SmallObjects:
     """GET and PUT of whole objects of one bucket."""
 
-    def __init__(self, client: S3Client, bucket: str) -> None:
+    def __init__(self, client: S3Client, bucket: str, puts: Puts) -> None:
         self._client = client
+        self._puts = puts
         self._bucket = bucket
         self._probing = asyncio.Lock()
 
@@ -72,18 +74,14 @@ class SmallObjects:
 
     async def _create(self, key: str, what: str, data: bytes) -> None:
         with lease_buffer(data or b"\0") as lease:
-            body = PartBody([(lease, len(data))])
-            body.begin()
+            put = self._new_put(key, what, data, lease, {"IfNoneMatch": "*"})
             try:
-                await self._put(key, what, data, body, IfNoneMatch="*")
+                await self._puts.send(put)
             except ObjectExists as error:
-                # An answer that was lost, and the request sent again, by us or below us: then the object is
-                # the one that we sent.
-                if body.times > 1 and await self._holds(key, what, data):
+                # An answer that was lost, and the request sent again: then the object is the one that we sent.
+                if put.times > 1 and await self._holds(key, what, data):
                     return
                 raise ObjectExists(f"{what} exists already") from error
-            finally:
-                body.end()
 
     async def _holds(self, key: str, what: str, data: bytes) -> bool:
         try:
@@ -91,21 +89,20 @@ class SmallObjects:
         except StorageError:
             return False
 
-    async def _put(
-        self, key: str, what: str, data: bytes, body: PartBody | None = None, **condition: str
-    ) -> None:
-        def parameters() -> dict[str, Any]:
-            checked = {"ChecksumCRC32C": encode_crc32c(crc32c(data))}
-            return {
-                "Bucket": self._bucket,
-                "Key": key,
-                "Body": data if body is None else body,
-                **self._client.new_object(),
-                **condition,
-                **(checked if self._client.facts.checksum is not False else {}),
-            }
+    async def _put(self, key: str, what: str, data: bytes, **condition: str) -> None:
+        with lease_buffer(data or b"\0") as lease:
+            await self._puts.send(self._new_put(key, what, data, lease, condition))
 
-        await self._client.call("put_object", what, parameters)
+    def _new_put(self, key: str, what: str, data: bytes, lease: Lease, condition: Mapping[str, str]) -> Put:
+        # Not paced: the lease of a save is renewed however many parts are waiting.
+        return Put(
+            what,
+            key,
+            [(lease, len(data))],
+            crc32c(data),
+            parameters={**self._client.new_object(), **condition},
+            paced=False,
+        )
 
     async def read(self, key: str, what: str, *, limit: int) -> bytes:
         tries = self._client.attempts()

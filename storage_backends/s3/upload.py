@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound, StorageError
-from ckptpipe.storage_backends.s3.body import PartBody, hash_ranges
-from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
+from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.part import Part
-from ckptpipe.storage_backends.s3.watch import Watch
+from ckptpipe.storage_backends.s3.put import Put, decode_crc32c, encode_crc32c
+from ckptpipe.storage_backends.s3.puts import Puts
 
 _COMPLETE_WITHIN = 600.0  # seconds; a store may copy all parts together
 _ABORT_TRIES = 10
 _BEGIN_WITHIN = 10.0  # seconds that an abort waits for a begin under way, whose id is not known yet
-
-
-def encode_crc32c(value: int) -> str:
-    return base64.b64encode(value.to_bytes(4, "big")).decode("ascii")
-
-
-def decode_crc32c(text: str) -> int | None:
-    """None for a composite checksum ("…-3"), which is not one of the bytes."""
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except ValueError:
-        return None
-    return int.from_bytes(raw, "big") if len(raw) == 4 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,64 +29,10 @@ class Sent:
     crc32c: int
 
 
-async def send_body(
-    client: S3Client, operation: str, what: str, part: Part, crc32c: int, parameters: Mapping[str, Any]
-) -> dict[str, Any]:
-    """PUT the bytes of ``part``; retried as a whole, given up when it makes no progress."""
-    stall = client.options.stall_timeout
-    body = PartBody(part.ranges())
-    tries = client.attempts()
-    while True:
-        if client.signs_payloads and not body.sha256:
-            body.sha256 = await hash_ranges(part.ranges())
-        made = {**parameters, "Body": body, "ContentLength": part.nbytes}
-        if client.facts.checksum is not False:
-            made["ChecksumCRC32C"] = encode_crc32c(crc32c)
-        before = body.times
-        async with client.pace:
-            try:
-                async with asyncio.timeout(stall) as deadline:
-                    body.begin()
-                    with Watch(body.on_the_wire, deadline, stall):
-                        answer: dict[str, Any] = await getattr(client.api, operation)(**made)
-            except REQUEST_ERRORS as error:
-                if not isinstance(error, ClientError) or body.sent < part.nbytes:
-                    body.cut()
-                fault = client.explain(what, error)
-            except BaseException:
-                body.cut()
-                raise
-            else:
-                client.pace.went_well()
-                confirm_checksum(client, answer, what, crc32c, asked="ChecksumCRC32C" in made)
-                return answer
-            finally:
-                body.end()
-                client.facts.retries += max(0, body.times - before - 1)
-        if not client.adapt(fault, made):
-            await tries.again(fault)
-
-
-def confirm_checksum(
-    client: S3Client, answer: Mapping[str, Any], what: str, crc32c: int, *, asked: bool
-) -> None:
-    """What the store says of a checksum that it was given."""
-    if not asked:
-        return
-    found = answer.get("ChecksumCRC32C")
-    if found is None:
-        if client.facts.checksum is None:
-            client.facts.note("the store does not confirm CRC32C checksums: parts are checked by size only")
-        return
-    client.facts.checksum = True
-    value = decode_crc32c(found)
-    if value is not None and value != crc32c:
-        raise StorageError(f"{what}: the store has other bytes (CRC32C {value:08x}, sent {crc32c:08x})")
-
-
 class Upload:
-    def __init__(self, client: S3Client, bucket: str, key: str, what: str) -> None:
+    def __init__(self, client: S3Client, puts: Puts, bucket: str, key: str, what: str) -> None:
         self._client = client
+        self._puts = puts
         self._place = {"Bucket": bucket, "Key": key}
         self._what = what
         self._beginning: asyncio.Task[str] | None = None
@@ -129,15 +59,17 @@ class Upload:
 
     async def put(self, part: Part, crc32c: int) -> Sent:
         upload_id = await self.id()
-        answer = await send_body(
-            self._client,
-            "upload_part",
-            f"{self._what}, part {part.number}",
-            part,
-            crc32c,
-            {**self._place, **self._client.owner(), "UploadId": upload_id, "PartNumber": part.number},
+        etag = await self._puts.send(
+            Put(
+                f"{self._what}, part {part.number}",
+                self._place["Key"],
+                part.ranges(),
+                crc32c,
+                part=(part.number, upload_id),
+                parameters=self._client.owner(),
+            )
         )
-        return Sent(part.number, part.nbytes, str(answer.get("ETag", "")), crc32c)
+        return Sent(part.number, part.nbytes, etag, crc32c)
 
     async def complete(self, parts: list[Sent], size: int, crc32c: int) -> None:
         """Make the object of ``parts``. A second answer that nothing is there can mean that the first one,

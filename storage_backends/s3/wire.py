@@ -1,16 +1,26 @@
-"""One HTTP/1.1 connection that receives bodies into the caller's memory: the loop reads the socket straight
-into the slot (`asyncio.BufferedProtocol`), through TLS too.
+"""One HTTP/1.1 connection that receives bodies into the caller's memory, and sends them from there: the loop
+reads the socket straight into the slot (`asyncio.BufferedProtocol`), a thread sends from it (`Sending`). Through
+TLS the loop does both.
 
-Only what a ranged GET needs: one request at a time, answers with Content-Length. Chunked answers are read
-where they are errors, which are small.
+Only what ranged GETs and PUTs need: one request at a time, answers with Content-Length. Chunked answers are
+read where they are errors, which are small.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import struct
+import termios
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
+
+from ckptpipe.storage_backends.s3.sending import Sending
+from ckptpipe.storage_backends.shielded import shielded
 
 _HEAD_MAX = 65536  # bytes of status line and headers
 _ERROR_MAX = 65536  # bytes of an error document that are read; the rest goes with the connection
@@ -18,6 +28,9 @@ _HEAD_READ = 16384
 # A body is read when this much of it has come, or all that is missing: at every segment the loop would wake for
 # 64 KiB. No more, so that a slow connection still shows its progress.
 _LOW_WATER = 1 << 18
+_BESIDE_HEAD = 1 << 16  # a body up to this size is not worth a thread
+_TLS_PIECE = 1 << 18  # bytes that are encrypted in one turn of the loop
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 
 
 class WireError(ConnectionError):
@@ -44,7 +57,9 @@ class Answer:
 
 
 class Wire(asyncio.BufferedProtocol):
-    def __init__(self) -> None:
+    def __init__(self, senders: Executor | None = None) -> None:
+        """``senders``: whose threads send bodies."""
+        self._senders = senders
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._head = bytearray()
@@ -60,6 +75,9 @@ class Wire(asyncio.BufferedProtocol):
         self._used = False
         self._into_view = False
         self._moved = 0
+        self._sending: Sending | None = None  # while a request's body is on its way
+        self._written = 0  # bytes of it given to the transport, where that sends it
+        self._full: asyncio.Future[None] | None = None  # while the transport wants no more
         self._socket: socket.socket | None = None  # where the kernel's low-water mark is ours to set
         self._low_water = 1
 
@@ -67,25 +85,112 @@ class Wire(asyncio.BufferedProtocol):
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def finished(self) -> bool:
+        """The last answer was taken whole, and the server keeps the connection."""
+        answer = self._answer
+        return answer is not None and answer.keep and answer.length() == answer.received
+
     def bytes_moved(self) -> int:
-        """Received since ever."""
-        return self._moved
+        """Received since ever, and what the peer has of the body that is being sent."""
+        moved = self._moved
+        transport = self._transport
+        if self._sending is not None:
+            moved += self._sending.sent - self._unacknowledged()
+        elif self._written and transport is not None and not transport.is_closing():
+            moved += self._written - transport.get_write_buffer_size()
+        return moved
+
+    def _unacknowledged(self) -> int:
+        """Bytes in the socket's buffer (tcp(7), SIOCOUTQ)."""
+        if self._socket is None or not self.open:
+            return 0
+        space = bytearray(4)
+        try:
+            fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, space)
+        except OSError:
+            return 0
+        return int.from_bytes(space, "little")
 
     # The caller's side.
 
-    async def ask(self, request: bytes) -> Answer:
-        """Send ``request``; the answer's head. Then call `body`, or `abort`."""
+    async def ask(self, request: bytes, body: Sequence[memoryview] = ()) -> Answer:
+        """Send ``request``, and after it ``body``; the answer's head. Then call `body`, or `abort`.
+
+        An answer that comes before the body is sent ends the sending, and the connection with it. When this
+        returns or raises, nobody reads from ``body`` any more (through TLS: once the connection is closed).
+        """
         if self._transport is None or self._transport.is_closing():
             raise StaleConnection("the connection is closed")
         self._head.clear()
         self._answer = None
-        self._begun = self._loop.create_future()
-        self._transport.write(request)
+        begun: asyncio.Future[Answer] = self._loop.create_future()
+        self._begun = begun
+        nbytes = sum(len(view) for view in body)
         try:
-            return await self._begun
+            if nbytes > _BESIDE_HEAD:
+                return await self._ask_with(request, body)
+            self._transport.write(b"".join((request, *body)) if nbytes else request)
+            return await begun
         finally:
             self._begun = None
             self._used = True
+            if begun.done() and not begun.cancelled():
+                begun.exception()  # seen, also where something else is raised
+
+    async def _ask_with(self, request: bytes, body: Sequence[memoryview]) -> Answer:
+        begun = self._begun
+        assert begun is not None
+        sent: asyncio.Future[bool]
+        stop: Callable[[], object]
+        if self._socket is not None and self._senders is not None:
+            self._sending = sending = Sending(self._socket.fileno(), [request, *body])
+            sent, stop = sending.begin(self._senders)
+        else:
+            task = self._loop.create_task(self._write(request, body))
+            sent, stop = task, task.cancel
+        try:
+            await asyncio.wait((begun, sent), return_when=asyncio.FIRST_COMPLETED)
+            # Where sending failed, the end of the connection, or an answer before it, comes by itself.
+            answer = await begun
+            if answer.status < 300:
+                await sent  # the server has it all: the thread is about to see that, too
+            return answer
+        finally:
+            if not sent.done():
+                stop()
+            complete = await shielded(_outcome(sent))
+            self._sending, self._written = None, 0
+            if not complete:
+                if self._answer is not None:
+                    self._answer.keep = False
+                self._reset_at_end()
+
+    def _reset_at_end(self) -> None:
+        """The connection is to end by RST: half of a request in its buffers is of no use to anybody."""
+        if self._socket is not None and self.open:
+            with suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+    async def _write(self, request: bytes, body: Sequence[memoryview]) -> bool:
+        """Through the transport: what TLS needs. True where all was given to it."""
+        transport = self._transport
+        assert transport is not None
+        transport.write(request)
+        for view in body:
+            for start in range(0, len(view), _TLS_PIECE):
+                if self._full is not None:
+                    await self._full
+                if transport.is_closing():
+                    return False
+                piece = view[start : start + _TLS_PIECE]
+                transport.write(piece)
+                self._written += len(piece)
+                try:
+                    piece.release()
+                except BufferError:
+                    pass  # the transport still queues it: the hold goes when that does
+        return True
 
     async def body(self, destination: memoryview | None, nbytes: int) -> None:
         """Receive ``nbytes`` of the body into ``destination`` (None: an error document, into the answer)."""
@@ -220,12 +325,22 @@ class Wire(asyncio.BufferedProtocol):
             # Between head and body: wait for the caller to say where the body goes.
             self._pause()
 
+    def pause_writing(self) -> None:
+        if self._full is None:
+            self._full = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        full, self._full = self._full, None
+        if full is not None and not full.done():
+            full.set_result(None)
+
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._closed.done():
             self._closed.set_result(None)
+        self.resume_writing()
         self._socket = None
         self._fail(
             WireError(
@@ -296,6 +411,11 @@ class Wire(asyncio.BufferedProtocol):
             self._begun.set_exception(StaleConnection(str(error)) if stale else error)
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
+
+
+async def _outcome(sent: asyncio.Future[bool]) -> bool:
+    await asyncio.wait({sent})
+    return not sent.cancelled() and sent.result()
 
 
 def _parse_head(head: bytes) -> Answer:

@@ -1,0 +1,115 @@
+"""PUTs of parts and objects from leases: signed and sent by ourselves, by the SDK where only that can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+
+from ckptpipe.storage_backends.errors import StorageError
+from ckptpipe.storage_backends.s3.body import hash_ranges
+from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
+from ckptpipe.storage_backends.s3.put import Put, decode_crc32c, encode_crc32c
+from ckptpipe.storage_backends.s3.sdk_put import put_by_sdk
+from ckptpipe.storage_backends.s3.signing import Unsignable
+from ckptpipe.storage_backends.s3.wire import Wire
+from ckptpipe.storage_backends.s3.wires import Refused, Wires, is_redirect
+
+# Parameters of the SDK, and the headers that they become.
+_HEADERS = {
+    "ChecksumCRC32C": "x-amz-checksum-crc32c",
+    "ExpectedBucketOwner": "x-amz-expected-bucket-owner",
+    "IfNoneMatch": "If-None-Match",
+    "SSEKMSKeyId": "x-amz-server-side-encryption-aws-kms-key-id",
+    "ServerSideEncryption": "x-amz-server-side-encryption",
+    "StorageClass": "x-amz-storage-class",
+}
+
+
+class Puts:
+    def __init__(self, client: S3Client, bucket: str, wires: Wires) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._wires = wires
+        self._through_sdk = ""  # why, where it is so
+
+    async def send(self, put: Put) -> str:
+        """PUT it, again as a whole while that may help; given up when it makes no progress. The ETag."""
+        client = self._client
+        tries = client.attempts()
+        redirected = False
+        if self._wires.why_not and not self._through_sdk:
+            self._leave_to_sdk(self._wires.why_not)
+        while True:
+            if client.signs_payloads and not put.sha256:
+                put.sha256 = await hash_ranges(put.ranges)
+            checked = client.facts.checksum is not False
+            made = {**put.parameters, **({"ChecksumCRC32C": encode_crc32c(put.crc32c)} if checked else {})}
+            before = put.times
+            try:
+                async with client.pace if put.paced else nullcontext():
+                    if self._through_sdk or redirected:
+                        etag, confirmed = await put_by_sdk(client, self._bucket, put, made)
+                    else:
+                        etag, confirmed = await self._by_wire(put, made)
+                    client.pace.went_well()
+            except Unsignable:
+                self._leave_to_sdk("the store wants the SDK's own signatures")
+                continue
+            except Refused as refused:
+                fault = refused.fault
+            except REQUEST_ERRORS as error:
+                fault = client.explain(put.what, error)
+            else:
+                self._confirm(put, confirmed, asked=checked)
+                return etag
+            finally:
+                client.facts.retries += max(0, put.times - before - 1)
+            if is_redirect(fault) and not redirected and not self._through_sdk:
+                # The SDK finds the bucket's region; we sign and send there from then on.
+                redirected = True
+                self._wires.signing.forget()
+                continue
+            if not client.adapt(fault, made):
+                await tries.again(fault)
+
+    async def _by_wire(self, put: Put, made: Mapping[str, str]) -> tuple[str, str | None]:
+        query = {} if put.part is None else {"partNumber": str(put.part[0]), "uploadId": put.part[1]}
+        headers = {_HEADERS[name]: value for name, value in made.items()}
+        signed = put.sha256 if self._client.signs_payloads else ""
+        origin, request = await self._wires.signing.put(put.key, query, headers, put.nbytes, signed)
+        found: list[dict[str, str]] = []
+
+        async def talk(wire: Wire) -> None:
+            put.times += 1
+            with ExitStack() as views:
+                body = []
+                for lease, nbytes in put.ranges:
+                    whole = views.enter_context(memoryview(lease))
+                    body.append(views.enter_context(whole[:nbytes]))
+                answer = await wire.ask(request, body)
+            if not 200 <= answer.status < 300:
+                raise await self._wires.refused(wire, answer, put.what)
+            found.append(answer.headers)
+
+        await self._wires.use(origin, talk)
+        return found[-1].get("etag", ""), found[-1].get("x-amz-checksum-crc32c")
+
+    def _confirm(self, put: Put, found: str | None, *, asked: bool) -> None:
+        """What the store says of a checksum that it was given."""
+        facts = self._client.facts
+        if not asked:
+            return
+        if found is None:
+            if facts.checksum is None:
+                facts.note("the store does not confirm CRC32C checksums: parts are checked by size only")
+            return
+        facts.checksum = True
+        value = decode_crc32c(found)
+        if value is not None and value != put.crc32c:
+            raise StorageError(
+                f"{put.what}: the store has other bytes (CRC32C {value:08x}, sent {put.crc32c:08x})"
+            )
+
+    def _leave_to_sdk(self, why: str) -> None:
+        self._through_sdk = why
+        self._client.facts.note(f"writes go through the SDK, which costs more: {why}")
