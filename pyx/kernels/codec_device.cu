@@ -270,6 +270,15 @@ ENTRY ckptpipe_merge_planes(const codec_planes *jobs) {
     }
 }
 
+/* Copies a table between the host's memory and the device's, both at multiples of 16: what travels so does not wait
+   behind the data that the copy engines move. */
+ENTRY ckptpipe_copy_table(const crc_granule *from, crc_granule *to, codec_word granules) {
+    EACH_THREAD(t) {
+        const codec_word i = (codec_word)BLOCK_INDEX * THREADS + t;
+        if (i < granules) to[i] = from[i];
+    }
+}
+
 /* Copies pieces[x]; part y of PIECE_PART bytes of each. Pieces do not overlap. */
 ENTRY ckptpipe_copy_pieces(const codec_piece *pieces) {
     const codec_piece piece = pieces[BLOCK_INDEX];

@@ -15,7 +15,26 @@ typedef struct {
     cu_address *to;
 } encode_round;
 
-/* Checksums, zero tests and samples of all chunks, in one pass each. */
+/* What was found in the chunk; the GPU has come so far. */
+static void read_scan(ck_codec_job *job) {
+    job->raw_crc = job->scanned[0];
+    job->zero = job->scanned[1] == 0;
+}
+
+/* Which planes are tried, where that needs no look at the bytes. Whether it does for any of the chunks. */
+static int lay(ck_codec_job **jobs, int count) {
+    int looks = 0;
+    for (int i = 0; i < count; i++) {
+        ck_plan_lay(jobs[i]);
+        if (ck_plan_samples(jobs[i]))
+            looks = 1;
+        else
+            ck_plan_try(jobs[i], NULL);
+    }
+    return looks;
+}
+
+/* Checksums, zero tests and samples of all chunks, in one pass each. Enqueued alone, unless samples are needed. */
 static int scan(ck_lane *lane, ck_codec_job **jobs, int count) {
     const ck_codec *codec = lane->codec;
     cu_address ranges_at, samples_at, results_at, counts_at = 0;
@@ -24,32 +43,31 @@ static int scan(ck_lane *lane, ck_codec_job **jobs, int count) {
     ck_sample *samples = ck_lane_table(lane, (size_t)count * sizeof *samples, &samples_at);
     unsigned sampled = 0;
     for (int i = 0; i < count; i++) {
-        ck_codec_job *job = jobs[i];
-        ck_plan_lay(job);
+        const ck_codec_job *job = jobs[i];
         ranges[i] = (ck_range){job->device, job->raw};
         if (ck_plan_samples(job))
             samples[sampled++] = (ck_sample){job->device, job->raw, (uint64_t)job->plan->planes};
     }
     if (!ck_lane_upload(lane)) return 0;
-    const size_t results_bytes = ck_round((size_t)count * 8, 256);
-    const uint32_t *results = ck_lane_table(lane, results_bytes, &results_at);
-    const uint32_t *counts = NULL;
-    if (sampled) counts = ck_lane_table(lane, sampled * (size_t)4096, &counts_at);
-    if (!ck_lane_sums(lane, ranges_at, results_at, (unsigned)count)) return 0;
-    if (sampled) {
-        void *arguments[] = {&samples_at, &counts_at};
-        if (ck_lane_failed(lane, codec->cuda->memory_fill(counts_at, 0, sampled * (size_t)4096, lane->stream),
-                           "cuMemsetD8Async") ||
-            !ck_lane_launch(lane, codec->sample, CK_SAMPLE_BLOCKS, sampled, arguments))
-            return 0;
+    const uint32_t *results = ck_lane_table(lane, (size_t)count * 8, &results_at);
+    for (int i = 0; i < count; i++) jobs[i]->scanned = results + 2 * i;
+    if (!ck_lane_sums(lane, ranges_at, ck_lane_seen(lane, results), (unsigned)count)) return 0;
+    if (sampled == 0) {
+        ck_lane_keep(lane);
+        return 1;
     }
-    if (!ck_lane_download(lane, results, results_bytes + sampled * (size_t)4096) || !ck_lane_wait(lane)) return 0;
+    const uint32_t *counts = ck_lane_table(lane, sampled * (size_t)4096, &counts_at);
+    void *arguments[] = {&samples_at, &counts_at};
+    if (ck_lane_failed(lane, codec->cuda->memory_fill(counts_at, 0, sampled * (size_t)4096, lane->stream),
+                       "cuMemsetD8Async") ||
+        !ck_lane_launch(lane, codec->sample, CK_SAMPLE_BLOCKS, sampled, arguments) ||
+        !ck_lane_download(lane, counts, sampled * (size_t)4096) || !ck_lane_wait(lane))
+        return 0;
     for (int i = 0; i < count; i++) {
-        ck_codec_job *job = jobs[i];
-        job->raw_crc = results[2 * i];
-        job->zero = results[2 * i + 1] == 0;
-        ck_plan_try(job, ck_plan_samples(job) ? counts : NULL);
-        if (ck_plan_samples(job)) counts += 1024;
+        read_scan(jobs[i]);
+        if (!ck_plan_samples(jobs[i])) continue;
+        ck_plan_try(jobs[i], counts);
+        counts += 1024;
     }
     return 1;
 }
@@ -128,14 +146,13 @@ static int compress(ck_lane *lane, encode_round *round) {
             }
         }
     }
-    if (!ck_lane_upload(lane)) return 0;
     const size_t lengths_bytes = ck_round(blocks * sizeof *round->lengths, 256);
     const size_t outputs = lengths_bytes + blocks * sizeof *round->statuses;
     round->lengths = ck_lane_table(lane, lengths_bytes, &lengths_at);
     round->statuses = ck_lane_table(lane, blocks * sizeof *round->statuses, &statuses_at);
-    /* What nvCOMP should leave unwritten is then no length that could be believed. */
-    if (ck_lane_failed(lane, codec->cuda->memory_fill(lengths_at, 0xff, outputs, lane->stream), "cuMemsetD8Async") ||
-        !ck_lane_planes(lane, codec->split, splits_at, split) || !ck_lane_pieces(lane, pieces_at, copied, longest))
+    memset(round->lengths, 0xff, outputs); /* what nvCOMP should leave unwritten is no length that is believed */
+    if (!ck_lane_upload(lane) || !ck_lane_planes(lane, codec->split, splits_at, split) ||
+        !ck_lane_pieces(lane, pieces_at, copied, longest))
         return 0;
     const cu_address temp = ck_lane_take(lane, round->temp);
     for (size_t done = 0; done < blocks; done += round->wave) {
@@ -177,8 +194,9 @@ static int read_lengths(const encode_round *round, ck_codec_job *job) {
     return 1;
 }
 
-/* The stored planes one behind the other: coded blocks are gathered, raw planes come straight from the chunk. */
-static int pack(ck_lane *lane, encode_round *round, uint32_t **sums) {
+/* The stored planes one behind the other: coded blocks are gathered, raw planes come straight from the chunk. They are
+   ready to be copied at lane->packed, and checksummed after that. */
+static int pack(ck_lane *lane, encode_round *round, const uint32_t **sums) {
     const ck_codec *codec = lane->codec;
     cu_address pieces_at, splits_at, ranges_at, sums_at;
     /* The addresses of the blocks' slots, in the table that is made anew, are those of the arena. */
@@ -226,74 +244,98 @@ static int pack(ck_lane *lane, encode_round *round, uint32_t **sums) {
     if (!ck_lane_upload(lane)) return 0;
     *sums = ck_lane_table(lane, (size_t)round->count * 8, &sums_at);
     return ck_lane_pieces(lane, pieces_at, piece, longest) && ck_lane_planes(lane, codec->split, splits_at, split) &&
-           ck_lane_sums(lane, ranges_at, sums_at, stored) && ck_lane_download(lane, *sums, stored * (size_t)8);
+           !ck_lane_failed(lane, codec->cuda->event_record(lane->packed, lane->stream), "cuEventRecord") &&
+           ck_lane_sums(lane, ranges_at, ck_lane_seen(lane, *sums), stored);
 }
 
-/* The copies over the link, each chunk finished as soon as it has arrived. */
-static int fetch(ck_lane *lane, encode_round *round, const uint32_t *sums) {
-    const ck_cuda *cuda = lane->codec->cuda;
-    for (int i = 0; i < round->count; i++) {
+/* Chunks whose arrival is told of at once: a few, so that their slots are filled again while the others are copied. */
+static int together(const ck_codec *codec, int count) {
+    const int quarter = count / 4, most = quarter < codec->together ? quarter : codec->together;
+    return most < 1 ? 1 : most;
+}
+
+/* Copies over the link, behind those of the lanes that came before. An event after every `step` of them. */
+static int enqueue(ck_lane *lane, const encode_round *round, int coded, int step) {
+    ck_codec *codec = lane->codec;
+    const ck_cuda *cuda = codec->cuda;
+    int good = 1;
+    pthread_mutex_lock(&codec->link_mutex);
+    if (coded) good = !ck_lane_failed(lane, cuda->stream_wait(codec->link, lane->packed, 0), "cuStreamWaitEvent");
+    for (int i = 0; good && i < round->count; i++) {
         const ck_codec_job *job = round->jobs[i];
-        if (__atomic_load_n(&job->cancelled, __ATOMIC_RELAXED)) continue;
-        if (ck_lane_failed(lane, cuda->copy_down(job->host, job->planes ? job->out : job->device, job->stored,
-                                                 lane->stream),
-                           "cuMemcpyDtoHAsync") ||
-            ck_lane_failed(lane, cuda->event_record(lane->copied[i], lane->stream), "cuEventRecord"))
-            return 0;
+        if (!__atomic_load_n(&job->cancelled, __ATOMIC_RELAXED))
+            good = !ck_lane_failed(lane, cuda->copy_down(job->host, job->planes ? job->out : job->device, job->stored,
+                                                         codec->link),
+                                   "cuMemcpyDtoHAsync");
+        if (good && ((i + 1) % step == 0 || i + 1 == round->count))
+            good = !ck_lane_failed(lane, cuda->event_record(lane->copied[i / step], codec->link), "cuEventRecord");
     }
+    pthread_mutex_unlock(&codec->link_mutex);
+    return good;
+}
+
+/* Copies all chunks to the host; a few at a time are finished as soon as they have arrived. */
+static int fetch(ck_lane *lane, encode_round *round, int coded, const uint32_t *sums) {
+    const ck_cuda *cuda = lane->codec->cuda;
+    const int step = together(lane->codec, round->count);
+    if (!enqueue(lane, round, coded, step) || (coded && !ck_lane_wait(lane))) return 0;
     for (int i = 0; i < round->count; i++) {
         ck_codec_job *job = round->jobs[i];
-        const uint32_t *sum = sums;
-        if (job->planes) sums += 2;
-        if (!__atomic_load_n(&job->cancelled, __ATOMIC_RELAXED)) {
-            if (ck_lane_failed(lane, cuda->event_synchronize(lane->copied[i]), "cuEventSynchronize")) return 0;
-            job->stored_crc = job->planes ? sum[0] : job->raw_crc;
-        } else if (!ck_lane_wait(lane)) { /* perhaps cancelled after its copy had begun */
-            return 0;
-        }
-        round->jobs[i] = NULL;
-        ck_lane_finish(lane, job);
+        job->stored_crc = job->raw_crc;
+        if (job->planes == 0) continue;
+        job->stored_crc = sums[0];
+        sums += 2;
+    }
+    for (int done = 0; done < round->count; done += step) {
+        const int left = round->count - done;
+        if (ck_lane_failed(lane, cuda->event_synchronize(lane->copied[done / step]), "cuEventSynchronize")) return 0;
+        ck_lane_finish_all(lane, round->jobs + done, left < step ? left : step);
     }
     return 1;
 }
 
-static int run_round(ck_lane *lane, encode_round *round) {
-    uint32_t *sums = NULL;
-    if (round->blocks && !compress(lane, round)) return 0;
-    int left = 0, coded = 0;
-    for (int i = 0; i < round->count; i++) {
-        ck_codec_job *job = round->jobs[i];
-        if (job->tried == 0 || read_lengths(round, job)) {
-            ck_plan_settle(job);
-            coded += job->planes != 0;
-            round->jobs[left++] = job;
-        } else {
-            ck_lane_finish(lane, job);
-        }
-    }
-    for (int i = left; i < round->count; i++) round->jobs[i] = NULL;
-    round->count = left;
-    return left == 0 || ((coded == 0 || pack(lane, round, &sums)) && fetch(lane, round, sums));
-}
-
-void ck_encode(ck_lane *lane, ck_codec_job **jobs, int count) {
-    if (!scan(lane, jobs, count)) return;
+/* Finishes those that are zeros, or that failed; the others move together. How many of these there are. */
+static int sift(ck_lane *lane, ck_codec_job **jobs, int count) {
     int left = 0;
     for (int i = 0; i < count; i++) {
         ck_codec_job *job = jobs[i];
         jobs[i] = NULL;
         if (job->zero) {
+            job->failure = CK_FAIL_NONE;
             job->stored = 0;
+        }
+        if (job->zero || job->failure != CK_FAIL_NONE)
             ck_lane_finish(lane, job);
-        } else {
+        else
             jobs[left++] = job;
+    }
+    return left;
+}
+
+/* With the scan, which compression follows without a wait, unless samples were needed. */
+void ck_encode(ck_lane *lane, ck_codec_job **jobs, int count) {
+    const uint32_t *sums = NULL;
+    const int looks = lay(jobs, count);
+    encode_round round;
+    int coded = 0;
+    if (looks) {
+        if (!scan(lane, jobs, count)) return;
+        count = sift(lane, jobs, count);
+        if (count == 0) return;
+    }
+    if (!gather_round(lane, jobs, count, &round)) return;
+    ck_lane_give_back(lane, jobs, round.count, count);
+    if (!looks && !scan(lane, jobs, round.count)) return;
+    if (round.blocks && !compress(lane, &round)) return;
+    if (!looks && round.blocks == 0 && !ck_lane_wait(lane)) return;
+    for (int i = 0; i < round.count; i++) {
+        ck_codec_job *job = jobs[i];
+        if (!looks) read_scan(job);
+        if (!job->zero && (job->tried == 0 || read_lengths(&round, job))) {
+            ck_plan_settle(job);
+            coded += job->planes != 0;
         }
     }
-    for (int done = 0; done < left;) {
-        encode_round round;
-        if (!gather_round(lane, jobs + done, left - done, &round)) return;
-        const int step = round.count;
-        if (!run_round(lane, &round)) return;
-        done += step;
-    }
+    round.count = sift(lane, jobs, round.count);
+    if (round.count && (coded == 0 || pack(lane, &round, &sums))) fetch(lane, &round, coded, sums);
 }

@@ -36,7 +36,8 @@ int ck_lane_refused(ck_lane *lane, nv_status status, int format, const char *cal
     return 1;
 }
 
-void ck_lane_begin(ck_lane *lane) { lane->table_used = 0; }
+void ck_lane_begin(ck_lane *lane) { lane->table_used = lane->table_kept; }
+void ck_lane_keep(ck_lane *lane) { lane->table_kept = lane->table_used; }
 
 void *ck_lane_table(ck_lane *lane, size_t bytes, cu_address *device) {
     void *host = lane->host + lane->table_used;
@@ -51,23 +52,27 @@ cu_address ck_lane_take(ck_lane *lane, size_t bytes) {
     return taken;
 }
 
-int ck_lane_upload(ck_lane *lane) {
-    if (lane->table_used == 0) return 1;
-    return !ck_lane_failed(lane, lane->codec->cuda->copy_up(lane->device, lane->host, lane->table_used, lane->stream),
-                           "cuMemcpyHtoDAsync");
-}
-
-int ck_lane_download(ck_lane *lane, const void *table, size_t bytes) {
-    const size_t at = (size_t)((const unsigned char *)table - lane->host);
-    if (bytes == 0) return 1;
-    return !ck_lane_failed(lane, lane->codec->cuda->copy_down(lane->host + at, lane->device + at, bytes, lane->stream),
-                           "cuMemcpyDtoHAsync");
-}
-
 int ck_lane_launch(ck_lane *lane, cu_function kernel, unsigned first, unsigned second, void **arguments) {
     return !ck_lane_failed(lane, lane->codec->cuda->launch(kernel, first, second, 1, CK_CODEC_THREADS, 1, 1, 0,
                                                            lane->stream, arguments, NULL),
                            "cuLaunchKernel");
+}
+
+static int copy_table(ck_lane *lane, cu_address from, cu_address to, size_t bytes) {
+    uint64_t granules = (bytes + 15) / 16; /* a table's room is a multiple of 256 */
+    void *arguments[] = {&from, &to, &granules};
+    const unsigned blocks = (unsigned)((granules + CK_CODEC_THREADS - 1) / CK_CODEC_THREADS);
+    return bytes == 0 || ck_lane_launch(lane, lane->codec->copy_table, blocks, 1, arguments);
+}
+
+int ck_lane_upload(ck_lane *lane) {
+    const size_t at = lane->table_kept;
+    return copy_table(lane, lane->seen + at, lane->device + at, lane->table_used - at);
+}
+
+int ck_lane_download(ck_lane *lane, const void *table, size_t bytes) {
+    const size_t at = (size_t)((const unsigned char *)table - lane->host);
+    return copy_table(lane, lane->device + at, lane->seen + at, bytes);
 }
 
 int ck_lane_sums(ck_lane *lane, cu_address ranges, cu_address results, unsigned count) {
@@ -92,20 +97,46 @@ int ck_lane_wait(ck_lane *lane) {
     return !ck_lane_failed(lane, cuda->event_synchronize(lane->mark), "cuEventSynchronize");
 }
 
-/* The job's memory is the loop's again: it must not be looked at afterwards. */
-void ck_lane_finish(ck_lane *lane, ck_codec_job *job) {
+/* The jobs' memory is the loop's again: it must not be looked at afterwards. */
+void ck_lane_finish_all(ck_lane *lane, ck_codec_job **jobs, int count) {
     ck_codec *codec = lane->codec;
+    if (count == 0) return;
     pthread_mutex_lock(&codec->mutex);
     const int first = codec->done_first == NULL;
-    job->next = NULL;
-    if (first)
-        codec->done_first = job;
-    else
-        codec->done_last->next = job;
-    codec->done_last = job;
-    codec->running--;
+    for (int i = 0; i < count; i++) {
+        jobs[i]->next = NULL;
+        if (codec->done_first == NULL)
+            codec->done_first = jobs[i];
+        else
+            codec->done_last->next = jobs[i];
+        codec->done_last = jobs[i];
+        jobs[i] = NULL;
+    }
+    codec->running -= count;
     pthread_mutex_unlock(&codec->mutex);
     if (first) ck_codec_tell(codec);
+}
+
+void ck_lane_finish(ck_lane *lane, ck_codec_job *job) { ck_lane_finish_all(lane, &job, 1); }
+
+void ck_lane_give_back(ck_lane *lane, ck_codec_job **jobs, int fits, int count) {
+    ck_codec *codec = lane->codec;
+    ck_plan *plan = (ck_plan *)jobs[0]->plan;
+    pthread_mutex_lock(&codec->mutex);
+    if (fits < count)
+        plan->fits = fits;
+    else if (fits == plan->fits)
+        plan->fits++; /* perhaps more do now */
+    for (int i = count - 1; i >= fits; i--) {
+        if (codec->first == NULL) codec->last = jobs[i];
+        jobs[i]->next = codec->first;
+        codec->first = jobs[i];
+        jobs[i] = NULL;
+    }
+    codec->waiting += count - fits;
+    codec->running -= count - fits;
+    if (fits < count) pthread_cond_signal(codec->lingering ? &codec->more : &codec->work);
+    pthread_mutex_unlock(&codec->mutex);
 }
 
 static ck_codec_job *take_first(ck_codec *codec) {
@@ -116,7 +147,15 @@ static ck_codec_job *take_first(ck_codec *codec) {
     return job;
 }
 
-/* Under the mutex: waits a moment for more jobs, so that a batch is worth its launches. */
+/* Jobs that are worth the launches of a batch: any while nothing runs, else ever more until there are enough. */
+static int worth(const ck_codec *codec) {
+    const ck_plan *plan = codec->first->plan; /* nobody takes it but who asks */
+    int most = codec->enough;
+    if (plan != NULL && plan->fits && plan->fits < most) most = plan->fits;
+    return 3 * codec->running < most ? 3 * codec->running : most;
+}
+
+/* Under the mutex: waits a moment for so many jobs. */
 static void linger(ck_codec *codec) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -126,7 +165,7 @@ static void linger(ck_codec *codec) {
         until.tv_sec++;
     }
     codec->lingering = 1;
-    while (codec->waiting < codec->enough && !codec->stop)
+    while (codec->waiting < worth(codec) && !codec->stop)
         if (pthread_cond_timedwait(&codec->more, &codec->mutex, &until) != 0) break;
     codec->lingering = 0;
 }
@@ -143,9 +182,12 @@ static int next_batch(ck_codec *codec, ck_codec_job **jobs) {
         if (codec->first != NULL && !codec->lingering) break;
         pthread_cond_wait(&codec->work, &codec->mutex);
     }
-    if (codec->waiting < codec->enough && !codec->stop) linger(codec);
+    if (codec->waiting < worth(codec) && !codec->stop) linger(codec);
     int most = (codec->waiting + codec->running + codec->lanes - 1) / codec->lanes, count = 0;
+    if (most < worth(codec)) most = worth(codec);
     if (most > CK_BATCH) most = CK_BATCH;
+    const ck_plan *plan = codec->first->plan;
+    if (plan != NULL && plan->fits && most > plan->fits) most = plan->fits;
     while (count < most && codec->first != NULL) {
         const ck_codec_job *next = codec->first;
         if (count && (next->kind != jobs[0]->kind || next->plan != jobs[0]->plan)) break;
@@ -176,6 +218,7 @@ static void run_batch(ck_lane *lane, ck_codec_job **jobs, int count) {
     }
     if (left == 0) return;
     lane->failure = CK_FAIL_NONE;
+    lane->table_kept = 0;
     follow_borrowed(lane);
     if (lane->failure == CK_FAIL_NONE) {
         if (jobs[0]->kind == CK_JOB_ENCODE)
@@ -185,8 +228,9 @@ static void run_batch(ck_lane *lane, ck_codec_job **jobs, int count) {
     }
     if (lane->failure == CK_FAIL_NONE) return;
     /* An error does not prove that nothing was enqueued, and memory that the GPU may still write to must not be
-       given back: the stream is waited for. The jobs that are not finished are those that are left. */
+       given back: the streams are waited for. The jobs that are not finished are those that are left. */
     cuda->stream_synchronize(lane->stream);
+    cuda->stream_synchronize(lane->codec->link);
     for (int i = 0; i < left; i++) {
         if (jobs[i] == NULL) continue;
         jobs[i]->failure = lane->failure;

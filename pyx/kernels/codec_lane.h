@@ -32,12 +32,12 @@ typedef struct ck_lane {
     pthread_t thread;
     int started;
     cu_stream stream;
-    cu_event mark, before, copied[CK_BATCH];
+    cu_event mark, before, packed, copied[CK_BATCH];
     /* Tables: what kernels and nvCOMP read and write beside the data, at the same place in pinned host memory
-       and on the device. */
+       and on the device. `seen`: where kernels see the host's. Those below `kept` outlive ck_lane_begin. */
     unsigned char *host;
-    cu_address device;
-    size_t table_room, table_used;
+    cu_address device, seen;
+    size_t table_room, table_used, table_kept;
     cu_address arena;
     size_t arena_room, arena_used;
     cu_address sums; /* what ckptpipe_crc_many keeps between blocks */
@@ -56,7 +56,7 @@ struct ck_codec {
     cu_context context;
     cu_stream borrowed;
     cu_module module;
-    cu_function crc_many, sample, split, merge, copy_pieces;
+    cu_function crc_many, sample, split, merge, copy_pieces, copy_table;
     cu_result (*batch_decompress)(ck_engine_job *, size_t, unsigned, size_t *, cu_stream);
     cu_result (*pointer_attribute)(void *, int, cu_address);
     cu_address scratch;
@@ -65,6 +65,10 @@ struct ck_codec {
     int engine_mask, engine_forced, engine_memory;
     uint32_t engine_longest;
     int eventfd;
+    /* Copies of encoded chunks to the host, of all lanes, batch after batch. */
+    cu_stream link;
+    pthread_mutex_t link_mutex;
+    int together; /* chunks that are told of at once, at most */
 
     pthread_mutex_t mutex;
     pthread_cond_t work, more;
@@ -83,11 +87,17 @@ static inline size_t ck_round(size_t value, size_t unit) { return (value + unit 
 /* codec_lane.c: each says whether it succeeded; the first error is kept in the lane. */
 int ck_lane_failed(ck_lane *lane, cu_result result, const char *call);
 int ck_lane_refused(ck_lane *lane, nv_status status, int format, const char *call); /* by nvCOMP */
-void ck_lane_begin(ck_lane *lane); /* the tables are empty */
+void ck_lane_begin(ck_lane *lane); /* the tables are empty, but for those that are kept */
+void ck_lane_keep(ck_lane *lane);  /* those that there are, until the next batch */
 /* A table of `bytes`: where the host writes or reads it; *device: where the device does. Its room was reckoned. */
 void *ck_lane_table(ck_lane *lane, size_t bytes, cu_address *device);
 cu_address ck_lane_take(ck_lane *lane, size_t bytes); /* of the arena, at a multiple of 256 */
-int ck_lane_upload(ck_lane *lane);                    /* all tables that were made */
+/* Where a kernel writes to a table's host memory. */
+static inline cu_address ck_lane_seen(const ck_lane *lane, const void *table) {
+    return lane->seen + (cu_address)((const unsigned char *)table - lane->host);
+}
+/* By a kernel each: the copy engines are busy with data for long, and a table would wait behind it. */
+int ck_lane_upload(ck_lane *lane); /* all tables that were made, but for those that are kept */
 int ck_lane_download(ck_lane *lane, const void *table, size_t bytes);
 int ck_lane_launch(ck_lane *lane, cu_function kernel, unsigned first, unsigned second, void **arguments);
 int ck_lane_sums(ck_lane *lane, cu_address ranges, cu_address results, unsigned count);
@@ -95,6 +105,9 @@ int ck_lane_pieces(ck_lane *lane, cu_address pieces, size_t count, uint64_t long
 int ck_lane_planes(ck_lane *lane, cu_function kernel, cu_address jobs, unsigned count);
 int ck_lane_wait(ck_lane *lane); /* for all that was enqueued */
 void ck_lane_finish(ck_lane *lane, ck_codec_job *job);
+void ck_lane_finish_all(ck_lane *lane, ck_codec_job **jobs, int count); /* told of at once; leaves NULLs */
+/* Those that this lane does not hold beside its first `fits` wait again, before all others; leaves NULLs. */
+void ck_lane_give_back(ck_lane *lane, ck_codec_job **jobs, int fits, int count);
 
 /* What a lane can hold: bytes of tables for so many chunks and blocks. */
 size_t ck_table_bytes(size_t chunks, size_t blocks);

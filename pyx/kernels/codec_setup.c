@@ -9,15 +9,21 @@
 
 #define STACK_BYTES ((size_t)1 << 20) /* the driver and nvCOMP run on these stacks */
 #define ENOUGH_BYTES ((size_t)64 << 20) /* a batch of so many waiting bytes does not wait for more */
+#define TOLD_BYTES ((size_t)32 << 20)   /* that are told of at once, at most; */
+#define TOLD_MOST 8                     /* in so many chunks */
 
 /* What fails here cannot be helped: the context may be lost. */
 void ck_codec_release(ck_codec *codec) {
     const ck_cuda *cuda = codec->cuda;
     for (int i = 0; i < codec->lanes; i++) {
+        if (codec->lane[i].stream) cuda->stream_synchronize(codec->lane[i].stream);
+    }
+    if (codec->link) cuda->stream_synchronize(codec->link);
+    for (int i = 0; i < codec->lanes; i++) {
         ck_lane *lane = &codec->lane[i];
-        if (lane->stream) cuda->stream_synchronize(lane->stream);
         if (lane->mark) cuda->event_destroy(lane->mark);
         if (lane->before) cuda->event_destroy(lane->before);
+        if (lane->packed) cuda->event_destroy(lane->packed);
         for (int k = 0; k < CK_BATCH; k++)
             if (lane->copied[k]) cuda->event_destroy(lane->copied[k]);
         if (lane->stream) cuda->stream_destroy(lane->stream);
@@ -25,6 +31,7 @@ void ck_codec_release(ck_codec *codec) {
         free(lane->engine_jobs);
         lane->engine_jobs = NULL;
     }
+    if (codec->link) cuda->stream_destroy(codec->link);
     if (codec->scratch) cuda->memory_free(codec->scratch);
     if (codec->module) cuda->module_unload(codec->module);
 }
@@ -50,6 +57,7 @@ static int make_kernels(ck_codec *codec, const void *image, const char **call) {
     TRY(cuda->module_function(&codec->split, codec->module, "ckptpipe_split_planes"), "cuModuleGetFunction");
     TRY(cuda->module_function(&codec->merge, codec->module, "ckptpipe_merge_planes"), "cuModuleGetFunction");
     TRY(cuda->module_function(&codec->copy_pieces, codec->module, "ckptpipe_copy_pieces"), "cuModuleGetFunction");
+    TRY(cuda->module_function(&codec->copy_table, codec->module, "ckptpipe_copy_table"), "cuModuleGetFunction");
     return 0;
 }
 
@@ -77,8 +85,10 @@ static int make_lane(ck_codec *codec, ck_lane *lane, cu_address memory, const ch
     TRY(cuda->stream_create(&lane->stream, CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
     TRY(cuda->event_create(&lane->mark, flags), "cuEventCreate");
     TRY(cuda->event_create(&lane->before, flags), "cuEventCreate");
+    TRY(cuda->event_create(&lane->packed, flags), "cuEventCreate");
     for (int k = 0; k < CK_BATCH; k++) TRY(cuda->event_create(&lane->copied[k], flags), "cuEventCreate");
     TRY(cuda->host_allocate((void **)&lane->host, tables, CU_HOST_PORTABLE), "cuMemHostAlloc");
+    TRY(cuda->host_address(&lane->seen, lane->host, 0), "cuMemHostGetDevicePointer");
     TRY(cuda->memory_fill(lane->sums, 0, CK_SUM_BYTES, lane->stream), "cuMemsetD8Async");
     return 0;
 }
@@ -123,6 +133,7 @@ static int make_all(ck_codec *codec, const ck_codec_options *options, const char
         codec->pointer_attribute != NULL && codec->batch_decompress != NULL &&
         codec->pointer_attribute(&capable, CU_POINTER_DECOMPRESS_CAPABLE, codec->scratch) == CU_OK && capable != 0;
     if (!codec->engine_memory) codec->engine_mask = 0;
+    TRY(cuda->stream_create(&codec->link, CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
     for (int i = 0; i < codec->lanes && error == 0; i++)
         error = make_lane(codec, &codec->lane[i], codec->scratch + codec->lane_bytes * (uint64_t)i, call);
     return error ? error : make_threads(codec, call);
@@ -145,11 +156,14 @@ int ck_codec_open(ck_codec **result, const ck_codec_options *options, const char
     codec->engine_forced = options->engine_forced;
     codec->enough = (int)(ENOUGH_BYTES / options->chunk_bytes);
     if (codec->enough > CK_BATCH / 2) codec->enough = CK_BATCH / 2;
+    codec->together = (int)(TOLD_BYTES / options->chunk_bytes);
+    if (codec->together > TOLD_MOST) codec->together = TOLD_MOST;
     codec->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&codec->mutex, NULL);
+    pthread_mutex_init(&codec->link_mutex, NULL);
     pthread_cond_init(&codec->work, NULL);
     pthread_cond_init(&codec->more, &monotonic);
     pthread_condattr_destroy(&monotonic);
@@ -191,6 +205,7 @@ void ck_codec_free(ck_codec *codec) {
     if (codec->eventfd >= 0) close(codec->eventfd);
     pthread_cond_destroy(&codec->work);
     pthread_cond_destroy(&codec->more);
+    pthread_mutex_destroy(&codec->link_mutex);
     pthread_mutex_destroy(&codec->mutex);
     free(codec);
 }

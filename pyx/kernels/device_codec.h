@@ -3,7 +3,8 @@
  * A few lanes a codec: each a thread with a stream, events (CU_EVENT_BLOCKING_SYNC) and a part of the scratch memory,
  * which is one allocation that is made once. A lane takes jobs that wait, first come first served, does as many of them
  * side by side as its scratch holds, and puts what has ended on a list; an eventfd says when that list stops being
- * empty. While one lane copies over the link, another compresses.
+ * empty. While one lane's bytes cross the link, the others compress; what is ready to be copied to the host waits in
+ * one stream of all lanes, so that one batch follows the other without a gap.
  */
 #ifndef CKPT_DEVICE_CODEC_H
 #define CKPT_DEVICE_CODEC_H
@@ -38,6 +39,7 @@ typedef struct {
     size_t slot;             /* bytes that a block may become, rounded up */
     uint32_t wave;           /* blocks of one launch: its temporary memory takes at most half of a lane */
     size_t need;             /* bytes of a lane for one chunk */
+    int fits;                /* chunks that a lane held of late, 0: not known; under the codec's mutex */
 } ck_plan;
 
 typedef struct {
@@ -77,6 +79,7 @@ typedef struct ck_codec_job {
     uint32_t coded_at[CK_PLANES];  /* its first block among the batch's */
     double bits[CK_PLANES];        /* entropy, of a sample */
     int tried, engine;             /* bit p: plane p is compressed; is decoded by the engine */
+    const uint32_t *scanned;       /* {CRC32C, 0 only if all bytes are} of the raw bytes, where the GPU writes it */
 } ck_codec_job;
 
 typedef struct ck_codec ck_codec;
@@ -101,7 +104,7 @@ int ck_codec_eventfd(const ck_codec *codec);
 uint64_t ck_codec_lane_bytes(const ck_codec *codec);
 /* Whether the scratch memory may be given to the decompression engine. */
 int ck_codec_engine_memory(const ck_codec *codec);
-/* Fills the plan's last four members. CK_FAIL_*; *error is a CUresult or nv_status of *call. */
+/* Fills the plan's last members. CK_FAIL_*; *error is a CUresult or nv_status of *call. */
 int ck_plan_measure(const ck_codec *codec, ck_plan *plan, int *error, const char **call);
 /* Room for the lengths of all blocks that an encoding of `raw` bytes can have. */
 uint32_t ck_plan_blocks(const ck_plan *plan, uint32_t raw);

@@ -42,6 +42,9 @@ void merge(const codec_planes *jobs, unsigned count) { GRID(PLANE_BLOCKS, count,
 void pieces(const codec_piece *list, unsigned count, unsigned parts) {
     GRID(count, parts, ckptpipe_copy_pieces(list));
 }
+void table(const void *from, void *to, unsigned granules, unsigned blocks) {
+    GRID(blocks, 1, ckptpipe_copy_table(from, to, granules));
+}
 """
 ROOM = 4 << 20
 
@@ -179,6 +182,15 @@ def test_pieces_from_any_to_any_alignment(code: ctypes.CDLL) -> None:
     assert at < len(expected)
     code.pieces(table(rows), len(rows), 3)
     assert bytes(target.view) == bytes(expected)
+
+
+def test_tables_are_copied_whole_and_no_farther(code: ctypes.CDLL) -> None:
+    source = Memory(random.Random(5).randbytes(100_000))
+    for granules in (1, 255, 256, 257, 4096):
+        target = Memory(16 * granules + 16)
+        code.table(*(ctypes.c_void_p(memory.address) for memory in (source, target)), granules, 16)
+        assert target.view[:-16] == source.view[: 16 * granules]
+        assert target.view[-16:] == bytes(16)
 
 
 def test_the_launches_are_those_of_the_source() -> None:

@@ -387,6 +387,30 @@ def test_slots_of_a_ring_are_filled_by_many_tasks() -> None:
         run(main(gpus))
 
 
+def test_what_a_lane_does_not_hold_is_left_to_the_others() -> None:
+    nbytes, count = MIB, 40
+    raw = data_of("bf16")
+
+    async def main(gpus: Machine) -> None:
+        address = gpus.allocate(0, raw * (nbytes // CHUNK))
+        plan = EncodePlan(ANS, ans_type=1)
+        async with codec_on(gpus, scratch_bytes=24 * MIB, chunk_bytes=nbytes, lanes=2) as codec:
+            await codec.prepare(plan)
+            with gpus.pinned(count, nbytes) as ring:
+                leases = [await ring.acquire() for _ in range(count)]
+                found = await settled([codec.encode(lease, nbytes, address, plan) for lease in leases])
+                for lease, each in zip(leases, found, strict=True):
+                    with memoryview(lease) as view:
+                        check(raw * (nbytes // CHUNK), bytes(view[: each.stored_bytes]), each)
+                    assert lease.holds == 1
+                    lease.release()
+            assert count / 8 <= codec.batches <= count
+            assert codec.inflight == codec.running == 0
+
+    with machine(gpus=1) as gpus:
+        run(main(gpus))
+
+
 def test_forms_are_kept_apart_when_plans_alternate() -> None:
     chance = random.Random(8)
     plans = [chance.choice(PLANS) for _ in range(30)]

@@ -127,11 +127,24 @@ static CUresult copy_pieces(const Launch *launch) {
     return CUDA_SUCCESS;
 }
 
+/* (from, to, granules): 16 bytes each. */
+static CUresult copy_table(const Launch *launch) {
+    const uint64_t granules = launch_value(launch, 2), bytes = 16 * granules;
+    if ((uint64_t)launch->grid[0] * launch->block[0] < granules) return CUDA_ERROR_LAUNCH_FAILED;
+    unsigned char *copy = malloc(bytes ? bytes : 1);
+    if (!copy) return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult error = device_read(copy, launch_value(launch, 0), bytes);
+    if (!error) error = device_write(launch_value(launch, 1), copy, bytes);
+    free(copy);
+    return error;
+}
+
 const Kernel codec_kernels[] = {
     {"ckptpipe_crc_many", {8, 8, 8}, crc_many},
     {"ckptpipe_sample_bytes", {8, 8}, sample_bytes},
     {"ckptpipe_split_planes", {8}, split_planes},
     {"ckptpipe_merge_planes", {8}, merge_planes},
     {"ckptpipe_copy_pieces", {8}, copy_pieces},
+    {"ckptpipe_copy_table", {8, 8, 8}, copy_table},
     {.name = NULL},
 };
