@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,17 +144,18 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
 
 
 def _from_dlpack(name: str, value: Any) -> DeviceArray:
-    kind, _ = _dlpack_device(name, value)
+    kind, number = _dlpack_device(name, value)
     if kind != CUDA:
         raise UsageError(
             f"device buffer {name!r} lies in {_DEVICES.get(kind, f'device type {kind}')}, not on a GPU",
             cure="host memory is saved with save({name: buffer})",
         )
     try:
-        try:
-            capsule = value.__dlpack__(stream=LEGACY_STREAM, max_version=(1, 1))
-        except TypeError:  # a producer older than DLPack 1.0
-            capsule = value.__dlpack__(stream=LEGACY_STREAM)
+        with _current(number):
+            try:
+                capsule = value.__dlpack__(stream=LEGACY_STREAM, max_version=(1, 1))
+            except TypeError:  # a producer older than DLPack 1.0
+                capsule = value.__dlpack__(stream=LEGACY_STREAM)
     except (BufferError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"device buffer {name!r} cannot be exported: {error}", cure="pass a detached array"
@@ -179,6 +181,31 @@ def _from_dlpack(name: str, value: Any) -> DeviceArray:
         stream=LEGACY_STREAM,
         owner=(value, capsule),
     )
+
+
+@contextmanager
+def _current(device: int) -> Iterator[None]:
+    """With ``device`` as the thread's current one: PyTorch exports arrays of no other."""
+    try:
+        from cuda.bindings import driver
+
+        usable = not int(driver.cuInit(0)[0])
+    except (ImportError, RuntimeError):  # no cuda-python, no driver: whoever copies says so, with the cure
+        usable = False
+    if not usable:
+        yield
+        return
+    status, context = driver.cuDevicePrimaryCtxRetain(device)
+    if int(status):
+        raise ValueError(f"GPU {device} has no context: {status.name}")
+    try:
+        driver.cuCtxPushCurrent(context)
+        try:
+            yield
+        finally:
+            driver.cuCtxPopCurrent()
+    finally:
+        driver.cuDevicePrimaryCtxRelease(device)
 
 
 def _dlpack_device(name: str, value: Any) -> tuple[int, int]:

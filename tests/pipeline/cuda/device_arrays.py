@@ -126,6 +126,11 @@ class Packed:
     def __dlpack__(self, *, stream: object = None, **more: object) -> Any:
         if more and not self.versioned:
             raise TypeError("unexpected keyword argument 'max_version'")
+        current = int(call(driver.cuCtxGetDevice()))
+        if self.device[0] == 2 and current != self.device[1]:  # as PyTorch does
+            raise BufferError(
+                f"Can't export tensors on a different CUDA device index. Current device: {current}."
+            )
         self.streams.append(stream)
         if self.versioned:
             return _new(ctypes.addressof(self._versioned), b"dltensor_versioned", None)
