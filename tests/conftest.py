@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Generator, Iterator
@@ -48,7 +49,12 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session", autouse=True)
 def _settled_process() -> None:
-    """Start what a process starts once and keeps: libuv's resolver threads and signal pipe."""
+    """Start what a process starts once and keeps: libuv's resolver threads and signal pipe.
+
+    Ctrl-C is heeded even where the tests run as a shell's background job, which ignores it, as its children would.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         import uvloop
     except ImportError:
