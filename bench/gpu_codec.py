@@ -4,6 +4,7 @@
 
 First it is right: every kind of data and odd size is decoded to what it was, and zlib inflates what deflate wrote.
 Then rates, in GB/s of raw bytes, the copy over the link included, beside the plain copy of the same run. Two minutes.
+With --profile, where torch is, what the GPU did during one more encoding: how busy it was, and the link's longest gaps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from bench import gpu_timeline
 from bench.report import Answer, Table
 from bench.tensor_like import KINDS
 from ckptpipe.pyx import cuda, nvcomp
@@ -224,9 +226,9 @@ async def copy_rate(gpu: Gpu, ring: StagingRing, chunk: int, address: int, nbyte
 
 
 async def encode_rate(
-    codec: DeviceCodec, ring: StagingRing, plan: EncodePlan, address: int, nbytes: int
+    codec: DeviceCodec, ring: StagingRing, plan: EncodePlan, address: int, nbytes: int, runs: int = 2
 ) -> Rate:
-    """Chunks into slots of the ring, which are free again at once."""
+    """Chunks into slots of the ring, which are free again at once. The best of the runs; a single one is not warmed up."""
     chunk = codec.chunk_bytes
 
     async def once(total: int) -> Rate:
@@ -248,8 +250,18 @@ async def encode_rate(
         each = count / max(codec.batches - batches, 1)
         return total / seconds / 1e9, total / max(stored, 1), spent / count * 1e6, each
 
-    await once(min(nbytes, 16 * chunk))  # kernels are loaded
-    return max([await once(nbytes) for _ in range(2)])
+    if runs > 1:
+        await once(min(nbytes, 16 * chunk))  # kernels are loaded
+    return max([await once(nbytes) for _ in range(runs)])
+
+
+async def show_timeline(
+    codec: DeviceCodec, ring: StagingRing, plan: EncodePlan, address: int, nbytes: int
+) -> None:
+    spans: list[gpu_timeline.Span] = []
+    with gpu_timeline.recorded(spans):
+        await encode_rate(codec, ring, plan, address, nbytes, runs=1)
+    print(gpu_timeline.told(spans), flush=True)
 
 
 async def decode_rate(
@@ -317,6 +329,8 @@ async def rows_of(
                     found = await work(codec, ring, PLANS[name], address, nbytes)
                     rows.append((f"{what} {name}", found))
                     print(f"{what} {name}", scratch, *(f"{x:.2f}" for x in found), flush=True)
+                    if what == "encode" and arguments.profile:
+                        await show_timeline(codec, ring, PLANS[name], address, nbytes)
     return rows
 
 
@@ -362,7 +376,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=["check", "encode", "decode"])
     parser.add_argument("--pattern", type=int, default=PATTERN, help="bytes of each kind that are made")
     parser.add_argument("--no-files", action="store_true", help="print alone")
+    parser.add_argument(
+        "--profile", action="store_true", help="when the GPU did what while encoding (needs torch)"
+    )
     given = parser.parse_args(arguments)
+    if given.profile and not gpu_timeline.available():
+        parser.error("--profile needs torch, which is not installed")
     random.seed(1)
     start = time.perf_counter()
     patterns = {kind: make(given.pattern) for kind, make in KINDS.items()}

@@ -405,6 +405,7 @@ cdef class DeviceCodec:
             elif job.raw.decoder == CK_DECODER_NVCOMP:
                 self.by_nvcomp += 1
         if heard and not future.done():
+            future.remove_done_callback(job._abandon)  # or it would be one more call of the loop's
             if not good:
                 future.set_exception(failure_of(job, self.driver, self.nvcomp, self.device,
                                                 self.scratch_bytes, self.lanes))

@@ -270,7 +270,10 @@ void ck_codec_submit(ck_codec *codec, ck_codec_job *job) {
         codec->last->next = job;
     codec->last = job;
     codec->waiting++;
-    pthread_cond_signal(codec->lingering ? &codec->more : &codec->work);
+    if (!codec->lingering)
+        pthread_cond_signal(&codec->work);
+    else if (codec->waiting >= worth(codec))
+        pthread_cond_signal(&codec->more);
     pthread_mutex_unlock(&codec->mutex);
 }
 
