@@ -105,10 +105,12 @@ class Gpu:
 
 
 @asynccontextmanager
-async def codec_of(gpu: Gpu, scratch: int, chunk: int, lanes: int = 0) -> AsyncIterator[DeviceCodec]:
+async def codec_of(
+    gpu: Gpu, scratch: int, chunk: int, lanes: int = 0, links: int = 0
+) -> AsyncIterator[DeviceCodec]:
     library = nvcomp.load()
     async with await DeviceCodec.create(
-        0, gpu.context, scratch_bytes=scratch, nvcomp=library, chunk_bytes=chunk, lanes=lanes
+        0, gpu.context, scratch_bytes=scratch, nvcomp=library, chunk_bytes=chunk, lanes=lanes, links=links
     ) as codec:
         yield codec
 
@@ -322,7 +324,7 @@ async def rows_of(
 ) -> list[tuple[str, Rate]]:
     """Every plan, out and back, with one codec."""
     rows = []
-    async with codec_of(gpu, scratch * MIB, ring.slot_bytes, arguments.lanes) as codec:
+    async with codec_of(gpu, scratch * MIB, ring.slot_bytes, arguments.lanes, arguments.links) as codec:
         for name in arguments.plans:
             for what, work in (("encode", encode_rate), ("decode", decode_rate)):
                 if what in arguments.only:
@@ -371,6 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scratch", type=int, nargs="*", default=[256, 512, 1024], help="MiB")
     parser.add_argument("--ring", type=int, default=512, help="MiB of pinned slots")
     parser.add_argument("--lanes", type=int, default=0)
+    parser.add_argument("--links", type=int, default=0)
     parser.add_argument("--data", nargs="*", default=["bf16"], choices=list(KINDS))
     parser.add_argument("--plans", nargs="*", default=list(PLANS), choices=list(PLANS))
     parser.add_argument("--only", nargs="*", default=["check", "encode", "decode"])

@@ -7,6 +7,8 @@ from ckptpipe.pyx.nvcomp cimport Nvcomp, ck_nvcomp
 
 
 cdef extern from "device_codec.h" nogil:
+    int CK_LINKS
+
     ctypedef struct ck_codec:
         pass
 
@@ -19,6 +21,7 @@ cdef extern from "device_codec.h" nogil:
         uint64_t scratch_bytes
         uint32_t chunk_bytes
         int lanes
+        int links
         int engine_mask
         uint32_t engine_longest
         int engine_forced
@@ -51,6 +54,7 @@ cdef class DeviceCodec:
     cdef readonly Py_ssize_t scratch_bytes
     cdef readonly Py_ssize_t chunk_bytes
     cdef readonly int lanes
+    cdef readonly int links
     cdef readonly Py_ssize_t encoded  # raw bytes that were encoded
     cdef readonly Py_ssize_t fetched  # bytes that crossed the link for them
     cdef size_t context

@@ -32,6 +32,7 @@ class DeviceCodec:
         decoder: Literal["auto", "decompression-engine", "nvcomp-cuda"] | str = "auto",
         stream: int = 0,
         lanes: int = 0,  # 0: up to LANES, fewer where the scratch is small
+        links: int = 0,  # streams of copies to the host: 1 or 2, 0 for 2
     ) -> DeviceCodec: ...
     @property
     def device(self) -> int: ...
@@ -51,6 +52,8 @@ class DeviceCodec:
     def chunk_bytes(self) -> int: ...
     @property
     def lanes(self) -> int: ...
+    @property
+    def links(self) -> int: ...
     @property
     def encoded(self) -> int: ...  # raw bytes
     @property

@@ -77,7 +77,7 @@ cdef class DeviceCodec:
 
     @classmethod
     async def create(cls, int device, size_t context, *, scratch_bytes=SCRATCH_BYTES, nvcomp, chunk_bytes,
-                     str decoder="auto", size_t stream=0, int lanes=0):
+                     str decoder="auto", size_t stream=0, int lanes=0, int links=0):
         """A codec of GPU ``device``.
 
         ``context``: its CUcontext, which the caller holds until `aclose`. ``scratch_bytes``: device memory
@@ -85,7 +85,8 @@ cdef class DeviceCodec:
         it nothing is encoded, and only the decompression engine decodes. ``chunk_bytes``: the longest
         chunk. ``decoder``: "auto" takes the decompression engine for what it can do and nvCOMP for the
         rest; "decompression-engine" or "nvcomp-cuda" forces one. ``stream``: a CUstream of that context
-        whose earlier work comes first.
+        whose earlier work comes first. ``lanes``: batches that are worked on at a time; ``links``: copies to
+        the host that are under way at a time; 0 for as many as are good.
 
         DecoderUnavailableError where a forced decoder cannot run here, CudaError where the driver refuses,
         KernelUnavailableError without NVRTC.
@@ -99,6 +100,8 @@ cdef class DeviceCodec:
             raise ValueError(f"scratch_bytes is at least 1 MiB, not {scratch_bytes}")
         if not 0 <= lanes <= MAX_LANES:
             raise ValueError(f"lanes is 0 (chosen here) to {MAX_LANES}, not {lanes}")
+        if not 0 <= links <= CK_LINKS:
+            raise ValueError(f"links is 0 (chosen here) to {CK_LINKS}, not {links}")
         if decoder not in ("auto", ENGINE, NVCOMP):
             raise ValueError(f"decoder is auto, {ENGINE} or {NVCOMP}, not {decoder!r}")
         loop = made.loop = asyncio.get_running_loop()
@@ -110,6 +113,7 @@ cdef class DeviceCodec:
         made.scratch_bytes = scratch_bytes
         made.chunk_bytes = chunk_bytes
         made.lanes = lanes or max(1, min(LANES, scratch_bytes // (5 * chunk_bytes + (1 << 20))))
+        made.links = links or CK_LINKS
         made.plans = {}
         made.waiters = []
         opening = loop.run_in_executor(None, made._open, decoder, stream)
@@ -149,6 +153,7 @@ cdef class DeviceCodec:
         options.scratch_bytes = self.scratch_bytes
         options.chunk_bytes = self.chunk_bytes
         options.lanes = self.lanes
+        options.links = self.links
         options.engine_mask = 0 if self.why else mask
         options.engine_longest = longest
         options.engine_forced = decoder == ENGINE

@@ -254,21 +254,30 @@ static int together(const ck_codec *codec, int count) {
     return most < 1 ? 1 : most;
 }
 
-/* Copies over the link, behind those of the lanes that came before. An event after every `step` of them. */
+/* Where the chunks end that are told of together with chunk i. */
+static int end_of(const encode_round *round, int i, int step) {
+    const int end = (i / step + 1) * step;
+    return end < round->count ? end : round->count;
+}
+
+/* Copies over the link, behind those of the lanes that came before; an event after the last in each stream of every
+   `step` of them. */
 static int enqueue(ck_lane *lane, const encode_round *round, int coded, int step) {
     ck_codec *codec = lane->codec;
     const ck_cuda *cuda = codec->cuda;
     int good = 1;
     pthread_mutex_lock(&codec->link_mutex);
-    if (coded) good = !ck_lane_failed(lane, cuda->stream_wait(codec->link, lane->packed, 0), "cuStreamWaitEvent");
+    for (int k = 0; good && coded && k < codec->links; k++)
+        good = !ck_lane_failed(lane, cuda->stream_wait(codec->link[k], lane->packed, 0), "cuStreamWaitEvent");
     for (int i = 0; good && i < round->count; i++) {
         const ck_codec_job *job = round->jobs[i];
+        const cu_stream link = codec->link[codec->turn++ % (unsigned)codec->links];
         if (!__atomic_load_n(&job->cancelled, __ATOMIC_RELAXED))
             good = !ck_lane_failed(lane, cuda->copy_down(job->host, job->planes ? job->out : job->device, job->stored,
-                                                         codec->link),
+                                                         link),
                                    "cuMemcpyDtoHAsync");
-        if (good && ((i + 1) % step == 0 || i + 1 == round->count))
-            good = !ck_lane_failed(lane, cuda->event_record(lane->copied[i / step], codec->link), "cuEventRecord");
+        if (good && i + codec->links >= end_of(round, i, step))
+            good = !ck_lane_failed(lane, cuda->event_record(lane->copied[i], link), "cuEventRecord");
     }
     pthread_mutex_unlock(&codec->link_mutex);
     return good;
@@ -276,8 +285,8 @@ static int enqueue(ck_lane *lane, const encode_round *round, int coded, int step
 
 /* Copies all chunks to the host; a few at a time are finished as soon as they have arrived. */
 static int fetch(ck_lane *lane, encode_round *round, int coded, const uint32_t *sums) {
-    const ck_cuda *cuda = lane->codec->cuda;
-    const int step = together(lane->codec, round->count);
+    const ck_codec *codec = lane->codec;
+    const int step = together(codec, round->count);
     if (!enqueue(lane, round, coded, step) || (coded && !ck_lane_wait(lane))) return 0;
     for (int i = 0; i < round->count; i++) {
         ck_codec_job *job = round->jobs[i];
@@ -286,10 +295,11 @@ static int fetch(ck_lane *lane, encode_round *round, int coded, const uint32_t *
         job->stored_crc = sums[0];
         sums += 2;
     }
-    for (int done = 0; done < round->count; done += step) {
-        const int left = round->count - done;
-        if (ck_lane_failed(lane, cuda->event_synchronize(lane->copied[done / step]), "cuEventSynchronize")) return 0;
-        ck_lane_finish_all(lane, round->jobs + done, left < step ? left : step);
+    for (int done = 0, end; done < round->count; done = end) {
+        end = end_of(round, done, step);
+        for (int i = end - codec->links > done ? end - codec->links : done; i < end; i++)
+            if (ck_lane_failed(lane, codec->cuda->event_synchronize(lane->copied[i]), "cuEventSynchronize")) return 0;
+        ck_lane_finish_all(lane, round->jobs + done, end - done);
     }
     return 1;
 }

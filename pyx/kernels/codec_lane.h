@@ -65,8 +65,11 @@ struct ck_codec {
     int engine_mask, engine_forced, engine_memory;
     uint32_t engine_longest;
     int eventfd;
-    /* Copies of encoded chunks to the host, of all lanes, batch after batch. */
-    cu_stream link;
+    /* Copies of encoded chunks to the host, of all lanes, batch after batch, in turn: the start of one copy hides behind
+       the end of another. */
+    cu_stream link[CK_LINKS];
+    int links;
+    unsigned turn;
     pthread_mutex_t link_mutex;
     int together; /* chunks that are told of at once, at most */
 
@@ -103,7 +106,7 @@ int ck_lane_launch(ck_lane *lane, cu_function kernel, unsigned first, unsigned s
 int ck_lane_sums(ck_lane *lane, cu_address ranges, cu_address results, unsigned count);
 int ck_lane_pieces(ck_lane *lane, cu_address pieces, size_t count, uint64_t longest);
 int ck_lane_planes(ck_lane *lane, cu_function kernel, cu_address jobs, unsigned count);
-int ck_lane_wait(ck_lane *lane); /* for all that was enqueued */
+int ck_lane_wait(ck_lane *lane); /* for all that was enqueued in its own stream */
 void ck_lane_finish(ck_lane *lane, ck_codec_job *job);
 void ck_lane_finish_all(ck_lane *lane, ck_codec_job **jobs, int count); /* told of at once; leaves NULLs */
 /* Those that this lane does not hold beside its first `fits` wait again, before all others; leaves NULLs. */

@@ -18,7 +18,8 @@ void ck_codec_release(ck_codec *codec) {
     for (int i = 0; i < codec->lanes; i++) {
         if (codec->lane[i].stream) cuda->stream_synchronize(codec->lane[i].stream);
     }
-    if (codec->link) cuda->stream_synchronize(codec->link);
+    for (int k = 0; k < codec->links; k++)
+        if (codec->link[k]) cuda->stream_synchronize(codec->link[k]);
     for (int i = 0; i < codec->lanes; i++) {
         ck_lane *lane = &codec->lane[i];
         if (lane->mark) cuda->event_destroy(lane->mark);
@@ -31,7 +32,8 @@ void ck_codec_release(ck_codec *codec) {
         free(lane->engine_jobs);
         lane->engine_jobs = NULL;
     }
-    if (codec->link) cuda->stream_destroy(codec->link);
+    for (int k = 0; k < codec->links; k++)
+        if (codec->link[k]) cuda->stream_destroy(codec->link[k]);
     if (codec->scratch) cuda->memory_free(codec->scratch);
     if (codec->module) cuda->module_unload(codec->module);
 }
@@ -133,7 +135,8 @@ static int make_all(ck_codec *codec, const ck_codec_options *options, const char
         codec->pointer_attribute != NULL && codec->batch_decompress != NULL &&
         codec->pointer_attribute(&capable, CU_POINTER_DECOMPRESS_CAPABLE, codec->scratch) == CU_OK && capable != 0;
     if (!codec->engine_memory) codec->engine_mask = 0;
-    TRY(cuda->stream_create(&codec->link, CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
+    for (int k = 0; k < codec->links; k++)
+        TRY(cuda->stream_create(&codec->link[k], CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
     for (int i = 0; i < codec->lanes && error == 0; i++)
         error = make_lane(codec, &codec->lane[i], codec->scratch + codec->lane_bytes * (uint64_t)i, call);
     return error ? error : make_threads(codec, call);
@@ -150,6 +153,7 @@ int ck_codec_open(ck_codec **result, const ck_codec_options *options, const char
     codec->scratch_bytes = options->scratch_bytes;
     codec->chunk_bytes = options->chunk_bytes;
     codec->lanes = options->lanes;
+    codec->links = options->links;
     codec->lane_bytes = options->scratch_bytes / (uint64_t)options->lanes / 4096 * 4096;
     codec->engine_mask = options->engine_mask;
     codec->engine_longest = options->engine_longest;

@@ -4,7 +4,7 @@
  * which is one allocation that is made once. A lane takes jobs that wait, first come first served, does as many of them
  * side by side as its scratch holds, and puts what has ended on a list; an eventfd says when that list stops being
  * empty. While one lane's bytes cross the link, the others compress; what is ready to be copied to the host waits in
- * one stream of all lanes, so that one batch follows the other without a gap.
+ * streams of all lanes, so that one batch follows the other without a gap.
  */
 #ifndef CKPT_DEVICE_CODEC_H
 #define CKPT_DEVICE_CODEC_H
@@ -14,6 +14,7 @@
 
 enum { CK_JOB_ENCODE, CK_JOB_DECODE };
 enum { CK_PLANES = 4, CK_LANES = 8, CK_BATCH = 64 }; /* planes a chunk, lanes a codec, chunks a batch: at most */
+enum { CK_LINKS = 2 }; /* streams of copies to the host, at most */
 enum { CK_DECODER_NONE, CK_DECODER_ENGINE, CK_DECODER_NVCOMP };
 
 /* What went wrong with a job. */
@@ -92,7 +93,7 @@ typedef struct {
     const void *image;       /* compiled kernels */
     uint64_t scratch_bytes;
     uint32_t chunk_bytes;    /* the largest */
-    int lanes;
+    int lanes, links;
     int engine_mask;         /* formats that the decompression engine may be given, CU_MEM_DECOMPRESS_* */
     uint32_t engine_longest; /* bytes of its longest buffer */
     int engine_forced;       /* no other decoder */

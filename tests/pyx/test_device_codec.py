@@ -387,14 +387,17 @@ def test_slots_of_a_ring_are_filled_by_many_tasks() -> None:
         run(main(gpus))
 
 
-def test_what_a_lane_does_not_hold_is_left_to_the_others() -> None:
+@pytest.mark.parametrize("links", [1, 2])
+def test_what_a_lane_does_not_hold_is_left_to_the_others(links: int) -> None:
     nbytes, count = MIB, 40
     raw = data_of("bf16")
 
     async def main(gpus: Machine) -> None:
         address = gpus.allocate(0, raw * (nbytes // CHUNK))
         plan = EncodePlan(ANS, ans_type=1)
-        async with codec_on(gpus, scratch_bytes=24 * MIB, chunk_bytes=nbytes, lanes=2) as codec:
+        options = {"scratch_bytes": 24 * MIB, "chunk_bytes": nbytes, "lanes": 2, "links": links}
+        async with codec_on(gpus, **options) as codec:
+            assert codec.links == links
             await codec.prepare(plan)
             with gpus.pinned(count, nbytes) as ring:
                 leases = [await ring.acquire() for _ in range(count)]

@@ -491,6 +491,7 @@ def test_wrong_use_is_told() -> None:
             ({"chunk_bytes": 65 * MIB}, "chunk_bytes is 4096"),
             ({"scratch_bytes": 1000}, "at least 1 MiB"),
             ({"lanes": 9}, "lanes is 0"),
+            ({"links": 3}, "links is 0"),
             ({"decoder": "gpu"}, "decoder is auto"),
         ):
             with pytest.raises(ValueError, match=why):
