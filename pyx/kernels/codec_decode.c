@@ -176,8 +176,7 @@ static int bring(ck_lane *lane, decode_round *round) {
     }
     if (!ck_lane_upload(lane)) return 0;
     const uint32_t *sums = ck_lane_table(lane, (size_t)round->count * 8, &sums_at);
-    if (!ck_lane_sums(lane, ranges_at, sums_at, (unsigned)round->count) ||
-        !ck_lane_download(lane, sums, (size_t)round->count * 8) || !ck_lane_wait(lane))
+    if (!ck_lane_sums(lane, ranges_at, ck_lane_seen(lane, sums), (unsigned)round->count) || !ck_lane_wait(lane))
         return 0;
     int left = 0;
     for (int i = 0; i < round->count; i++) {
@@ -368,8 +367,8 @@ static int decode(ck_lane *lane, decode_round *round) {
     tables.actual = ck_lane_table(lane, round->blocks * 8, &tables.actual_at);
     tables.statuses = ck_lane_table(lane, round->blocks * 4, &tables.statuses_at);
     tables.engine_actual = ck_lane_table(lane, round->blocks * 4, &tables.engine_actual_at);
-    tables.sums = ck_lane_table(lane, (size_t)round->count * 8, &tables.sums_at);
     const size_t outputs = lane->table_used - outputs_at;
+    tables.sums = ck_lane_table(lane, (size_t)round->count * 8, &tables.sums_at);
     /* What a decoder should leave unwritten is then no size that could be believed. */
     if (ck_lane_failed(lane, codec->cuda->memory_fill(lane->device + outputs_at, 0xff, outputs, lane->stream),
                        "cuMemsetD8Async") ||
@@ -379,18 +378,17 @@ static int decode(ck_lane *lane, decode_round *round) {
         if (!(groups[g].engine ? run_engine : run_nvcomp)(lane, &tables, &groups[g])) return 0;
     if (!ck_lane_pieces(lane, tables.after_at, tables.afters, tables.after_longest) ||
         !ck_lane_planes(lane, codec->merge, tables.merges_at, tables.merged) ||
-        !ck_lane_sums(lane, tables.ranges_at, tables.sums_at, (unsigned)round->count) ||
+        !ck_lane_sums(lane, tables.ranges_at, ck_lane_seen(lane, tables.sums), (unsigned)round->count) ||
         !ck_lane_download(lane, lane->host + outputs_at, outputs) || !ck_lane_wait(lane))
         return 0;
     for (int i = 0; i < round->count; i++) {
         ck_codec_job *job = round->jobs[i];
-        round->jobs[i] = NULL;
         job->raw_crc = tables.sums[2 * i];
-        if (!decoded(job, &tables))
-            fail(lane, job, CK_FAIL_BLOCK, "");
-        else
-            ck_lane_finish(lane, job);
+        if (decoded(job, &tables)) continue;
+        job->failure = CK_FAIL_BLOCK;
+        job->call = "";
     }
+    ck_lane_finish_all(lane, round->jobs, round->count);
     return 1;
 }
 

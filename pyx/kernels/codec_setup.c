@@ -89,7 +89,7 @@ static int make_lane(ck_codec *codec, ck_lane *lane, cu_address memory, const ch
     TRY(cuda->event_create(&lane->before, flags), "cuEventCreate");
     TRY(cuda->event_create(&lane->packed, flags), "cuEventCreate");
     for (int k = 0; k < CK_BATCH; k++) TRY(cuda->event_create(&lane->copied[k], flags), "cuEventCreate");
-    TRY(cuda->host_allocate((void **)&lane->host, tables, CU_HOST_PORTABLE), "cuMemHostAlloc");
+    TRY(cuda->host_allocate((void **)&lane->host, tables, CU_HOST_PORTABLE | CU_HOST_DEVICEMAP), "cuMemHostAlloc");
     TRY(cuda->host_address(&lane->seen, lane->host, 0), "cuMemHostGetDevicePointer");
     TRY(cuda->memory_fill(lane->sums, 0, CK_SUM_BYTES, lane->stream), "cuMemsetD8Async");
     return 0;
