@@ -104,15 +104,11 @@ class Index:
                 for values in ROW.iter_unpack(part):
                     yield self._record(values)
 
-    def in_storage_order(self, streams: Sequence[int] | None = None) -> Iterator[ChunkRecord]:
-        """The rows of the streams (of all where None) as their bytes lie, object by object, front to back;
-        zero chunks first. Takes 48 bytes a row while it runs."""
-        return self._records_of(self._keys(streams))
-
     def by_object(
         self, streams: Sequence[int] | None, objects: int
     ) -> tuple[Iterator[ChunkRecord], list[Iterator[ChunkRecord]]]:
-        """`in_storage_order` in parts: the zero chunks, and the rows of each of the ``objects``."""
+        """The rows of the streams (of all where None): the zero chunks, and those of each of the ``objects``, front to
+        back as their bytes lie. Takes 48 bytes a row while it runs."""
         keys = self._keys(streams)
         starts = [bisect_left(keys, number << 96) for number in range(1, objects + 2)]
         return (
@@ -137,10 +133,8 @@ class Index:
         keys.sort()
         return keys
 
-    def _records_of(
-        self, keys: Sequence[int], start: int = 0, stop: int | None = None
-    ) -> Iterator[ChunkRecord]:
-        for position in range(start, len(keys) if stop is None else stop):
+    def _records_of(self, keys: Sequence[int], start: int, stop: int) -> Iterator[ChunkRecord]:
+        for position in range(start, stop):
             row = HEADER.size + (keys[position] & 0xFFFF_FFFF) * ROW.size
             yield self._record(ROW.unpack_from(self.table, row))
 

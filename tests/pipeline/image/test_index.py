@@ -87,14 +87,14 @@ def test_rows_that_do_not_exist() -> None:
 def test_storage_order() -> None:
     made = sample("zstd:3", lanes=2)
     index = Index.decode(made.index, made.manifest)
-    rows = list(index.in_storage_order())
-    assert sorted(rows) == sorted(index.rows())
-    places = [(not row.zero, row.object, row.offset) for row in rows]
-    assert places == sorted(places)
-    assert list(index.in_storage_order([1])) == sorted(
-        index.rows(1), key=lambda row: (not row.zero, row.object, row.offset)
-    )
-    assert list(index.in_storage_order([])) == []
+    count = len(made.manifest.objects)
+    assert count == 2
+    for streams, rows in ((None, list(index.rows())), ([1], list(index.rows(1))), ([], [])):
+        zeros, objects = index.by_object(streams, count)
+        assert list(zeros) == [row for row in rows if row.zero]
+        for number, found in enumerate(objects):
+            stored = [row for row in rows if not row.zero and row.object == number]
+            assert list(found) == sorted(stored, key=lambda row: row.offset)
 
 
 def test_statistics() -> None:
