@@ -7,7 +7,6 @@ undone; what must never go wrong is here.
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -235,6 +234,3 @@ class ExtentWriter(ObjectWriter):
         callback, self._on_close = self._on_close, None
         if callback is not None:
             callback(self)
-
-    def _info(self) -> ObjectInfo:
-        return ObjectInfo(self.name, self.size, time.time(), self._crc32c)

@@ -81,9 +81,3 @@ class ZstdCodec(Codec):
             raise ValueError(f"the zstd frame gives {filled} bytes where {wanted} belong")
         if surplus:
             raise ValueError(f"the zstd frame gives more than {wanted} bytes")
-
-
-def compression_memory(level: int, chunk_bytes: int) -> int:
-    """Bytes that one thread's compressor allocates for chunks of this size at this level."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=chunk_bytes)
-    return int(parameters.estimated_compression_context_size()) + (1 << parameters.window_log)

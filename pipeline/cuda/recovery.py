@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -326,8 +325,3 @@ def _nothing_to_do(state: ProcessState, record: CheckpointRecord | None) -> str:
         f"{state.meaning}. The driver gave that memory to {holder} alone, which does not hold it any more: "
         "nobody can read or complete the operation now"
     )
-
-
-def open_pids() -> Sequence[int]:
-    """Processes whose operation is open in this process: a save that failed, to be sent elsewhere."""
-    return open_operations.pids()

@@ -27,7 +27,6 @@ class ChunkFlags:
 
 
 TRANSFORMS = {0: 1, 1: 2, 2: 4}  # id: number of planes
-TRANSFORM_NAMES = {0: "none", 1: "planes2", 2: "planes4"}
 
 BLOCK_MIN = 4096  # bytes; a smaller block size is only allowed where one block is the whole plane
 # By codec: the largest block size, in raw bytes (FORMAT.md, "Codecs"). A whole plane, what decompression engines take,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ckptpipe.pipeline.codecs import Codec, CodecChoice, make_codec
 from ckptpipe.pipeline.codecs.none import NoneCodec
-from ckptpipe.pipeline.codecs.zstd import ZstdCodec, compression_memory
+from ckptpipe.pipeline.codecs.zstd import ZstdCodec
 from ckptpipe.pipeline.codecs.zstd_frame import read_frame
 
 MIB = 1 << 20
@@ -225,10 +225,6 @@ def test_a_frame_that_needs_a_dictionary() -> None:
     dictionary = zstandard.train_dictionary(1024, [words(200 + n) for n in range(200)])
     frame = zstandard.ZstdCompressor(dict_data=dictionary).compress(DATA)
     assert "dictionary" in refused(frame)
-
-
-def test_memory_of_a_level() -> None:
-    assert compression_memory(1, 8 * MIB) < compression_memory(19, 8 * MIB) < 512 * MIB
 
 
 # -- zstd's own command ------------------------------------------------------------------------------------
