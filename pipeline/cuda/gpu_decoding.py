@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ckptpipe.pipeline.codecs import DECODABLE
+from ckptpipe.pipeline.codecs import CODEC_IDS, DECODABLE
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.decoding import CPU, ENGINE, coded_with, require_cpu
@@ -16,7 +16,7 @@ from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.image.records import PlaneRecord
 from ckptpipe.pyx.errors import CkptpipeError
 
-ZSTD = 1
+ZSTD = CODEC_IDS["zstd"]
 
 
 @dataclass(frozen=True, slots=True)

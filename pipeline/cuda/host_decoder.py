@@ -16,6 +16,7 @@ from ckptpipe.pipeline.image.codec_use import codecs_used
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
 from ckptpipe.pyx.cuda import cuda_error
+from ckptpipe.pyx.cuda_errors import NO_DEVICE
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.staging import Lease
 
@@ -86,5 +87,5 @@ async def _freest(cuda: CudaDriver) -> Gpu:
         finally:
             await cuda.release(gpu.ordinal)
     if not gpus:
-        raise cuda_error(100, "cuDeviceGetCount", detail="no GPU is visible")
+        raise cuda_error(NO_DEVICE, "cuDeviceGetCount", detail="no GPU is visible")
     return max(gpus, key=lambda gpu: free[gpu.ordinal])

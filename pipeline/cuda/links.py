@@ -14,14 +14,13 @@ from ckptpipe.pipeline.cuda.loading import load_plan
 from ckptpipe.pipeline.cuda.places import DevicePlaces
 from ckptpipe.pipeline.sources.abc import first_error
 from ckptpipe.pyx.cuda import CopyQueue, CudaError, FileLoader, Pinned, pin, prepare
+from ckptpipe.pyx.cuda_errors import HOST_MEMORY_ALREADY_REGISTERED
 from ckptpipe.pyx.memory import numa_nodes
 from ckptpipe.pyx.staging import StagingRing
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 if TYPE_CHECKING:
     from ckptpipe.pyx.device_codec import DeviceCodec
-
-_ALREADY_REGISTERED = 712
 
 
 @dataclass(slots=True)
@@ -195,7 +194,7 @@ class Links:
         try:
             self._pinned.append(pin(ring, context=context))
         except CudaError as error:
-            if error.code != _ALREADY_REGISTERED:
+            if error.code != HOST_MEMORY_ALREADY_REGISTERED:
                 raise
             # An earlier run could not unregister this memory, and the ring lies there again: it is pinned.
             self._notes.append(f"the staging ring was pinned already: {error.message}")
