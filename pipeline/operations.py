@@ -71,7 +71,8 @@ async def save(
     ``name``: of the image; UTC time and a random part by default. ``compress``: ``none``, ``zstd[:level]``,
     ``deflate[:level]``, of GPU memory ``ans[:type]``, or ``auto``: what gets each stream stored soonest, of the
     codecs that can be read without a GPU (of all with ``allow_gpu_only``); what was chosen, and why, is in the
-    result. ``transform``: auto, none, planes2 or planes4 before the codec, in place of the settings'. Raises UsageError, SourceError, ImageExists, StorageError, or SaveFailed; nothing is left behind then.
+    result. ``transform``: auto, none, planes2 or planes4 before the codec, in place of the settings'.
+    Raises UsageError, SourceError, ImageExists, StorageError, or SaveFailed; nothing is left behind then.
 
     In place of sources, the GPU state of a live process (``pid``) or of several that belong together
     (``processes``), which is left as ``leave`` says: running again, or checkpointed with its GPUs free.

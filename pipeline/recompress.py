@@ -16,7 +16,7 @@ from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.pipeline.leisure import at_leisure
 from ckptpipe.pipeline.operations import Options, reading, run_linked
 from ckptpipe.pipeline.progress import Progress, ProgressCallback
-from ckptpipe.pipeline.result import SaveResult, SinkResult
+from ckptpipe.pipeline.result import RunFacts, SaveResult, SinkResult
 from ckptpipe.pipeline.settings import Settings, TransformName
 from ckptpipe.pipeline.sinks.replacement import NotSmaller, ReplacementSink
 from ckptpipe.pipeline.sources.image import ImageSource
@@ -140,8 +140,6 @@ async def _recompress(
 
 
 def _left_alone(reader: ImageReader, source: ImageSource, context: GraphContext) -> SaveResult:
-    from ckptpipe.pipeline.result import RunFacts
-
     totals, facts = reader.manifest.totals, RunFacts(capture=source.kind)
     context.describe(facts)
     facts.notes.append("the image is as small as auto makes it; it was left as it is")

@@ -1,7 +1,8 @@
 """What a sample of a stream says of it: entropy by byte position, zeros, repeats; and the transform that follows.
 
-A sample costs a fraction of a millisecond whatever the stream's size. Entropy coders reach the entropy within a few per cent, so the entropies predict them well;
-what a match finder (zstd, deflate above level 0) adds on repetitive data is only hinted at by ``repeats``.
+A sample costs a fraction of a millisecond whatever the stream's size. Entropy coders reach the entropy within a few per
+cent, so the entropies predict them well; what a match finder (zstd, deflate above level 0) adds on repetitive data is
+only hinted at by ``repeats``.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ class SinkRate:
 
     ``rate``: bytes a second that the sinks took while they had something to take; ``guess`` until that is known.
     ``depth``: bytes that they need on their way to be as fast as they can, and no more than they take in ``latency``
-    seconds. ``fixed``: the guess is to be believed,
-    whatever is measured. Used on one loop.
+    seconds. ``fixed``: the guess is to be believed, whatever is measured. Used on one loop.
     """
 
     def __init__(

@@ -42,8 +42,11 @@ def why_no_encoder() -> CkptpipeError | None:
 async def create(
     driver: CudaDriver, gpu: Gpu, context: int, run: GraphContext, decoder: str = "auto", taken: int = 0
 ) -> DeviceCodec:
-    """The codec of one GPU, with the scratch memory that the settings of ``run`` say, less what is ``taken``. Raises as `DeviceCodec.create`
-    does, and CkptpipeError where there is neither nvCOMP nor a decompression engine to decode with."""
+    """The codec of one GPU, with the scratch memory that the settings of ``run`` say, less the bytes that are ``taken``.
+
+    Raises as `DeviceCodec.create` does, and CkptpipeError where there is neither nvCOMP nor a decompression engine to
+    decode with.
+    """
     from ckptpipe.pyx.device_codec import DeviceCodec
 
     try:

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from ckptpipe.pipeline.sources.device import DeviceRange
     from ckptpipe.pyx.device_codec import EncodePlan
 
-PIECE_BYTES = (
-    256 << 20
-)  # of a stream, that are coded alike: a GPU's memory holds weights and states side by side
+PIECE_BYTES = 256 << 20
+"""Of a stream, that are coded alike: a GPU's memory holds weights and states side by side."""
 SAMPLE_PART = 64 << 10  # bytes; less where a slot is smaller
 SAMPLE_PARTS = 4  # of a piece, evenly spread
 SAMPLERS = 8  # pieces that are looked at side by side

@@ -1,7 +1,7 @@
-"""Chunks that lie uncompressed in local files go straight into device memory: no ring slot, no second copy.
+"""Stored chunks that lie in local files go straight into device memory: no ring slot, no second copy.
 
-The source passes them on unread, by their place in a file; the sink has the GPU's queue load and check them. The
-threads and buffers that do it are small: what a ring costs to prefault and to pin is saved too.
+The source passes them on unread, by their place in a file; the sink has the GPU's queue load them, and check them or
+decode them there. The threads and buffers that do it are small: what a ring costs to prefault and to pin is saved too.
 """
 
 from __future__ import annotations

@@ -146,9 +146,8 @@ async def _from_custom_storage(
         loads = (await loadable(reader)).some
         if loads:
             await links.open_loaders(context)
-        decoding = await plan_decoding(
-            links, context, reader, loads=loads
-        )  # before free memory is looked at: it takes some
+        # Before free memory is looked at: it takes some.
+        decoding = await plan_decoding(links, context, reader, loads=loads)
         waiting = [
             process for process, session in zip(saved, sessions, strict=True) if session.operation is None
         ]

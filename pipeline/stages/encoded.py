@@ -39,9 +39,8 @@ class EncodedStage(Stage):
         self._limit = math.inf
         self._made = ChoicesMade()
         self.piece_chunks = 1  # of a stream, that were decided together
-        self._encodings: dict[
-            tuple[int, int], Encoding
-        ] = {}  # of an auto, by stream and first chunk of a piece
+        # Of an auto, by stream and first chunk of a piece.
+        self._encodings: dict[tuple[int, int], Encoding] = {}
 
     @property
     def backend(self) -> str:
