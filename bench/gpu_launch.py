@@ -1,6 +1,6 @@
 """What does `ckptpipe launch` make of the driver's own checkpoint? Needs a GPU, PyTorch and cuda-python.
 
-    python -m bench.gpu_launch [--only speed workers pages save early] [--sizes 8 32]
+    python -m bench.gpu_launch [--only speed workers pages save early refill] [--sizes 8 32]
 
 A PyTorch process is checkpointed and restored; its sums are compared every time. Parts, and about how long each
 takes on an H200 with a disk of 2 GB/s:
@@ -10,6 +10,7 @@ takes on an H200 with a disk of 2 GB/s:
     pages    by kind of the pool's pages, at the first size (hugetlb where pages can be reserved)   8 GiB: 60 s
     save     saves while the driver works, to null and to a disk, beside the checkpoint alone       8+32 GiB: 150 s
     early    restores of an evicted process from page-cached files, beside the restore alone        8 GiB: 60 s
+    refill   what filling an evicted pool consists of: its pages, the files' bytes, both             8 GiB: 45 s
 
 Each part prints its table when it is done, and writes JSON of its own. Seconds of "alone" are medians of the
 driver's calls by themselves in the same process.
@@ -25,7 +26,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import gpu_launch_image, launched
+from bench import gpu_launch_early, gpu_launch_image, gpu_launch_refill, launched
 from bench.gpu import gpu_name
 from bench.launched import GIB, TimedDriver
 from bench.report import Answer, Table
@@ -159,7 +160,8 @@ PARTS: dict[str, Part] = {
     "workers": workers,
     "pages": pages,
     "save": lambda chosen: gpu_launch_image.save(chosen, opened, pool_of),
-    "early": lambda chosen: gpu_launch_image.early(chosen, opened, pool_of),
+    "refill": gpu_launch_refill.refill,
+    "early": lambda chosen: gpu_launch_early.early(chosen, opened, pool_of),
 }
 
 
@@ -178,6 +180,9 @@ def main() -> None:
     parser.add_argument("--disk", default=os.environ.get("CKPTPIPE_BENCH_DIR") or tempfile.gettempdir())
     parser.add_argument(
         "--disk-most", type=float, default=8.0, help="GiB: larger processes are saved to null alone"
+    )
+    parser.add_argument(
+        "--rest", type=float, default=5.0, help="seconds that memory lies free, of early and refill"
     )
     chosen = parser.parse_args()
     for name in chosen.only:

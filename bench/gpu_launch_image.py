@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ from bench.report import Answer, Table
 from ckptpipe.pipeline import loop
 from ckptpipe.pipeline.launch import LaunchOptions
 from ckptpipe.pipeline.sources.launched_image import LaunchedImageSource
-from ckptpipe.pipeline.spec import SinkSpec
 
 Opened = Callable[[], AbstractAsyncContextManager[TimedDriver]]
 PoolOf = Callable[[float], LaunchOptions]
@@ -133,68 +131,5 @@ def save(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer:
             "until stored: from the beginning of the driver's checkpoint; whole call: without the driver's restore",
             "disk alone: dd, direct, of as many bytes, the better of 4 and 16 MiB",
             "to reach: 1.1",
-        ],
-    )
-
-
-def early(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer:
-    table = Table(
-        (
-            "GiB",
-            "restore",
-            "restore alone s",
-            "driver's call s",
-            "until it runs s",
-            "whole call s",
-            "whole / alone",
-        ),
-        ("g", "", ".3f", ".3f", ".3f", ".3f", ".2f"),
-    )
-    gib = chosen.sizes[0]
-
-    async def once(
-        driver: TimedDriver, pid: int, ask: Ask, folder: Path, begin_early: bool
-    ) -> tuple[float, ...]:
-        before = ask("sum")
-        cached = SinkSpec(str(folder), options={"direct": "off"})
-        await ckptpipe.save(
-            pid=pid, to=cached, name="bench", capture="launch", evict=True, overwrite=True, driver=driver
-        )
-        start = time.perf_counter()
-        result = await ckptpipe.restore(
-            str(folder / "bench"), pid=pid, early_start=begin_early, driver=driver
-        )
-        whole = time.perf_counter() - start
-        launched.check(ask, before)
-        return driver.seconds("restore"), result.facts.pause_seconds or 0.0, whole
-
-    async def measure() -> None:
-        folder = Path(tempfile.mkdtemp(prefix="ckptpipe-launch-", dir=chosen.disk))
-        try:
-            async with opened() as driver:
-                with launched.process(gib, launched.launched(pool_of(gib))) as (pid, ask):
-                    launched.warm(pid)
-                    _, up = await launched.alone(driver, pid, ask, chosen.cycles)
-                    for name, begin_early, turns in (
-                        ("evicted, early start", True, chosen.cycles),
-                        ("evicted, filled first", False, 1),
-                    ):
-                        times = [await once(driver, pid, ask, folder, begin_early) for _ in range(turns)]
-                        medians = [statistics.median(column) for column in zip(*times, strict=True)]
-                        table.add(gib, name, up, *medians, medians[-1] / up)
-                        print(*table.rows[-1], flush=True)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    loop.run(measure)
-    return Answer(
-        "gpu_launch_early",
-        "Restores of an evicted process from page-cached files, beside the driver's restore alone",
-        table,
-        {"GiB": gib, "cycles": chosen.cycles},
-        [
-            gpu_name(),
-            "medians; every chunk's checksum is compared; whole call: from opening the image until the process runs",
-            "to reach: 1.4",
         ],
     )

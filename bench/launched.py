@@ -14,7 +14,7 @@ from pathlib import Path
 from ckptpipe.pipeline.cuda.driver import CudaDriver
 from ckptpipe.pipeline.launch import Handover, LaunchOptions, environment
 from ckptpipe.pipeline.launch.libraries import CAPTURE, library
-from ckptpipe.pyx.control_page import ControlPage, PoolState
+from ckptpipe.pyx.control_page import ControlPage, ImageState, PoolState
 
 GIB = 1 << 30
 LOCK_SECONDS = 20.0
@@ -104,6 +104,19 @@ def warm(pid: int) -> PoolState:
                 while control.pool().state in ("absent", "warming") and time.monotonic() < until:
                     control.wait(control.events, 0.2)
                 return control.pool()
+        finally:
+            os.close(page)
+            if pool is not None:
+                os.close(pool)
+
+
+def image_of(pid: int) -> ImageState:
+    """The image in a process's pool, that was mapped last."""
+    with Handover.connect(pid) as handover:
+        pool, page = handover.attach()
+        try:
+            with ControlPage(page) as control:
+                return max(control.images(), key=lambda image: image.generation)
         finally:
             os.close(page)
             if pool is not None:

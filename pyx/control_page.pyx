@@ -68,6 +68,11 @@ cdef extern from "control_atomics.h" nogil:
     uint32_t ckpt_image_phase(const ckpt_image* image)
     uint32_t ckpt_image_gate(const ckpt_image* image)
     uint64_t ckpt_image_ready(const ckpt_image* image)
+    uint64_t ckpt_image_consumed(const ckpt_image* image)
+    uint64_t ckpt_image_window(const ckpt_image* image)
+    uint32_t ckpt_image_readers(const ckpt_image* image)
+    uint32_t ckpt_image_waiting(const ckpt_image* image)
+    uint64_t ckpt_image_base(const ckpt_image* image)
     uint64_t ckpt_image_watermark(const ckpt_image* image)
     uint64_t ckpt_image_high(const ckpt_image* image)
     uint64_t ckpt_image_written(const ckpt_image* image)
@@ -77,6 +82,8 @@ cdef extern from "control_atomics.h" nogil:
     uint32_t ckpt_image_late_count(const ckpt_image* image)
     uint32_t ckpt_image_gate_waits(const ckpt_image* image)
     void ckpt_set_gate(ckpt_control* page, ckpt_image* image, uint32_t gate)
+    void ckpt_set_window(ckpt_image* image, uint64_t window)
+    void ckpt_set_base(ckpt_image* image, uint64_t base)
     void ckpt_set_ready(ckpt_control* page, ckpt_image* image, uint64_t ready)
     uint32_t ckpt_events(const ckpt_control* page)
     void ckpt_wait_events(ckpt_control* page, uint32_t seen, unsigned timeout_ms)
@@ -366,10 +373,16 @@ cdef class ControlPage:
             <uint32_t>min(max(orphaned * 1000, 1), 4e9),
         )
 
-    def close_gate(self, uint32_t slot, uint64_t generation):
-        """From now on the driver may read nothing of the image, until `release`."""
+    def close_gate(self, uint32_t slot, uint64_t generation, *, uint64_t window=0):
+        """From now on the driver may read nothing of the image, until `release`.
+
+        ``window``: it is fed through so many bytes at the start of its place, over and over (`advance`)."""
         cdef ckpt_image* image = self._image(slot, generation)
+        if window > image.bytes:
+            raise ValueError(f"a window of {window} bytes for an image of {image.bytes}")
         ckpt_set_ready(self._page, image, 0)
+        ckpt_set_base(image, 0)
+        ckpt_set_window(image, window)
         ckpt_set_gate(self._page, image, CKPT_GATE_CLOSED)
 
     def release(self, uint32_t slot, uint64_t generation, uint64_t ready):
@@ -379,9 +392,47 @@ cdef class ControlPage:
             raise ValueError(f"cannot release up to {ready} of {image.bytes} bytes")
         ckpt_set_ready(self._page, image, ready)
 
-    def open_gate(self, uint32_t slot, uint64_t generation):
-        """All of the image is good."""
+    def consumed(self, uint32_t slot, uint64_t generation):
+        """Of an image with a window: no copy under way needs bytes below this; a later one may."""
+        return ckpt_image_consumed(self._image(slot, generation))
+
+    def hungry(self, uint32_t slot, uint64_t generation):
+        """Whether the driver waits for bytes of the image, or has read none yet."""
         cdef ckpt_image* image = self._image(slot, generation)
+        return ckpt_image_waiting(image) > 0 or ckpt_image_read(image) == 0
+
+    def advance(self, uint32_t slot, uint64_t generation, uint64_t base):
+        """Of an image with a window: what is below ``base`` may be overwritten when this returns True.
+
+        When False, a copy that needs it is under way: ask again, and `behind`."""
+        cdef ckpt_image* image = self._image(slot, generation)
+        if base > ckpt_image_ready(image):
+            raise ValueError(f"cannot advance to {base}: it is not there yet")
+        if base > ckpt_image_base(image):
+            ckpt_set_base(image, base)
+        return ckpt_image_consumed(image) >= base
+
+    def behind(self, uint32_t slot, uint64_t generation):
+        """Of an image with a window: where the driver is that went back to bytes which are not there any
+        more, and waits; None where it did not. Then nothing reads the window, until `rewind`."""
+        cdef ckpt_image* image = self._image(slot, generation)
+        cdef uint32_t readers = ckpt_image_readers(image)
+        cdef uint64_t consumed = ckpt_image_consumed(image)
+        if readers and ckpt_image_waiting(image) == readers and consumed < ckpt_image_base(image):
+            return consumed
+        return None
+
+    def rewind(self, uint32_t slot, uint64_t generation, uint64_t start):
+        """Of an image with a window whose driver is `behind`: what comes next is at ``start``."""
+        cdef ckpt_image* image = self._image(slot, generation)
+        ckpt_set_ready(self._page, image, start)
+        ckpt_set_base(image, start)
+
+    def open_gate(self, uint32_t slot, uint64_t generation):
+        """All of the image is good, and lies in the pool from end to end."""
+        cdef ckpt_image* image = self._image(slot, generation)
+        if ckpt_image_window(image):
+            raise ValueError("an image with a window is never there as a whole")
         ckpt_set_gate(self._page, image, CKPT_GATE_OPEN)
 
     def fail_gate(self, uint32_t slot, uint64_t generation, str why):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from bench import gpu_launch, gpu_launch_image, launched
+from bench import gpu_launch, gpu_launch_early, gpu_launch_image, gpu_launch_refill, launched
 from bench.launched import Ask
 from ckptpipe.pipeline.launch import LaunchOptions, PoolSize
 from tests.preload.launched import MIB
@@ -18,7 +18,7 @@ from tests.test_bench import check
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python: pip install 'ckptpipe[gpu]'")
 CHOSEN = argparse.Namespace(
-    sizes=[8 / 1024], cycles=1, workers=[2], pages=["small"], early_jobs=[1], disk="", disk_most=1.0
+    sizes=[8 / 1024], cycles=1, workers=[2], pages=["small"], early_jobs=[1], disk="", disk_most=1.0, rest=0.0
 )
 
 
@@ -29,8 +29,9 @@ def _simulated(tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("CKPTPIPE_BENCH_DIR", str(workdir))
     monkeypatch.setattr(CHOSEN, "disk", str(workdir))
-    for module in (gpu_launch, gpu_launch_image):
+    for module in (gpu_launch, gpu_launch_image, gpu_launch_early):
         monkeypatch.setattr(module, "gpu_name", lambda: "Simulated GPU")
+    monkeypatch.setattr(gpu_launch_refill, "hugetlb_pages", lambda nbytes: nullcontext(False))
     monkeypatch.setattr(gpu_launch_image, "disk_rate", lambda folder, gib, block: 1.0)
     pool = LaunchOptions(pool=PoolSize(nbytes=64 * MIB), workers=2)
     monkeypatch.setattr(gpu_launch, "pool_of", lambda gib, **options: pool)
@@ -57,7 +58,7 @@ def _simulated(tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("part", "rows"), [("speed", 3), ("workers", 2), ("pages", 2), ("save", 4), ("early", 2)]
+    ("part", "rows"), [("speed", 3), ("workers", 2), ("pages", 2), ("save", 4), ("early", 7), ("refill", 10)]
 )
 def test_part(part: str, rows: int) -> None:
     answer = gpu_launch.PARTS[part](CHOSEN)

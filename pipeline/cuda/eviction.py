@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.errors import TargetError
+from ckptpipe.pipeline.cuda.image_window import ImageWindow
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool
 from ckptpipe.pipeline.cuda.live_image import live_mappings
 from ckptpipe.pipeline.cuda.session import ProcessSession
@@ -17,6 +18,7 @@ from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.sinks.pool import PoolRange, PoolSink
 from ckptpipe.pipeline.sources.image import Counts
 from ckptpipe.pipeline.sources.pool_image import PoolImageSource
+from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 if TYPE_CHECKING:
@@ -117,15 +119,15 @@ async def admit(sessions: Sequence[ProcessSession]) -> None:
         await session.note("checkpointed", evicted=False)
 
 
-async def empty(sessions: Sequence[ProcessSession], *, allocate: bool = False) -> None:
-    """Holes, behind closed gates. Where ``allocate``, with memory for what comes."""
+async def empty(sessions: Sequence[ProcessSession], *, allocate: bool = False, most: int = 0) -> None:
+    """Holes, behind closed gates. Where ``allocate``, with memory for what comes, for ``most`` bytes of each image."""
     for session in sessions:
         if session.pool is None or not session.target.alive:
             continue
         await session.pool.drained()
         await in_thread(session.pool.evict, session.pooled)
         if allocate:
-            await in_thread(session.pool.allocate, session.pooled)
+            await in_thread(session.pool.allocate, session.pooled, most)
 
 
 async def fill(
@@ -135,16 +137,19 @@ async def fill(
     context: GraphContext,
     progress: ProgressCallback | None,
     arrivals: Arrivals | None = None,
+    windows: Mapping[str, ImageWindow] | None = None,
+    aside: WorkerPool | None = None,
 ) -> Counts:
     """Read the streams into ``ranges``, twice where the first try met bad bytes. With ``arrivals``, the pools are
-    empty already, and what has arrived stays."""
+    empty already, and what has arrived stays. ``windows``: those of streams whose range is one. ``aside``: see
+    `PoolSink`."""
     for left in reversed(range(TRIES)):
         if arrivals is None:
             await empty(sessions, allocate=True)
-        source = PoolImageSource(reader, list(ranges))
+        source = PoolImageSource(reader, list(ranges), windows)
         await source.open(context)
         graph = Graph(source, context, phase="restore")
-        graph.add_sink(PoolSink(ranges, context, arrivals))
+        graph.add_sink(PoolSink(ranges, context, arrivals, aside))
         try:
             await graph.run(progress)
             return source.counts

@@ -8,7 +8,7 @@ import ctypes
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptpipe.pipeline.cuda.errors import TargetError
 from ckptpipe.pipeline.launch import Handover, HandoverFailed, NotLaunched
@@ -49,6 +49,7 @@ class LaunchedPool:
         if self.nbytes < page.pool().nbytes:
             raise ControlPageError(f"process {pid} handed over a pool that is smaller than it says")
         self._mappings: dict[bool, PoolMapping] = {}
+        self._ready: dict[PooledImage, int] = {}  # bytes that were released
         self._lent = 0
         self._idle: asyncio.Future[None] | None = None
 
@@ -196,11 +197,14 @@ class LaunchedPool:
         for image in images:
             self._fallocate(_PUNCH_HOLE | _KEEP_SIZE, image)
 
-    def allocate(self, images: Sequence[PooledImage]) -> None:
-        """Huge pages of a pool that has them are got here or not at all: later, a lack of them would kill us."""
+    def allocate(self, images: Sequence[PooledImage], most: int = 0) -> None:
+        """Huge pages of a pool that has them are got here or not at all: later, a lack of them would kill us.
+
+        ``most``: so many bytes of each image will do."""
         if self.state.pages == "hugetlb":
             for image in images:
-                self._fallocate(_KEEP_SIZE, image)
+                nbytes = min(image.nbytes, most or image.nbytes)
+                self._fallocate(_KEEP_SIZE, replace(image, nbytes=nbytes))
 
     def admit(self, images: Sequence[PooledImage]) -> None:
         """The images are whole and verified: the driver may read them. It may have done so, where it began early."""
@@ -210,8 +214,46 @@ class LaunchedPool:
 
     def release(self, image: PooledImage, ready: int) -> None:
         """So many bytes of ``image`` are there, verified. A driver that wanted no more has given it back."""
+        self._ready[image] = ready
         with contextlib.suppress(LookupError):
             self.page.release(image.slot, image.generation, ready)
+
+    # -- windows -----------------------------------------------------------------------------------------
+
+    def open_window(self, image: PooledImage, nbytes: int) -> None:
+        """Behind a closed gate: ``image`` will be fed through its first ``nbytes`` of the pool, over and over."""
+        self._ready[image] = 0
+        self.page.close_gate(image.slot, image.generation, window=nbytes)
+
+    def advance(self, image: PooledImage, base: int) -> bool:
+        """What is below ``base`` may be overwritten: it has come, and the driver has read it. A driver that has given
+        the image back needs nothing."""
+        if self._ready.get(image, 0) < base:
+            return False
+        try:
+            return self.page.consumed(image.slot, image.generation) >= base and self.page.advance(
+                image.slot, image.generation, base
+            )
+        except LookupError:
+            return True
+
+    def hungry(self, image: PooledImage) -> bool:
+        """Whether the driver waits for ``image``, or has not begun to read it."""
+        try:
+            return self.page.hungry(image.slot, image.generation)
+        except LookupError:
+            return True
+
+    def behind(self, image: PooledImage) -> int | None:
+        """Where the driver waits for bytes that were overwritten; None where it does not."""
+        try:
+            return self.page.behind(image.slot, image.generation)
+        except LookupError:
+            return None
+
+    def rewind(self, image: PooledImage, start: int) -> None:
+        self._ready[image] = start
+        self.page.rewind(image.slot, image.generation, start)
 
     def fail(self, images: Sequence[PooledImage], why: str) -> None:
         """What of ``images`` is not released never comes: a driver that waits for it ends its process."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
+from mmap import mmap
 from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.chunk import Chunk
@@ -16,6 +17,8 @@ from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import Source, in_parallel
 from ckptpipe.pipeline.sources.image import ImageSource
+from ckptpipe.pyx.staging import Lease, lease_buffer
+from ckptpipe.pyx.workers import WorkerPool
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.cuda.early_start import Arrivals
@@ -23,12 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PoolRange:
+    """``window``: bytes at the image's place that all of it goes through, a multiple of the chunks; 0: it has room."""
+
     pool: LaunchedPool
     image: PooledImage
+    window: int = 0
+
+    def at(self, start: int) -> int:
+        """Where a chunk that starts at ``start`` in the image lies in the pool."""
+        return self.image.offset + (start % self.window if self.window else start)
 
 
 class PoolSink(Sink):
-    """``ranges``: where each stream of an `ImageSource` goes. All of it must be holes, which is what zeros become.
+    """``ranges``: where each stream of an `ImageSource` goes. All of it must be holes, which is what zeros become; in a
+    window they are written. Its source sees to it that there is room in a window for what it sends.
 
     What lies in a local file is read from there to its place, checksummed while it is in the CPU's cache; chunks that
     come with their bytes are checksummed again by the pass that copies them. A chunk has arrived when its checksum is
@@ -39,13 +50,20 @@ class PoolSink(Sink):
     url = "pool"
 
     def __init__(
-        self, ranges: Mapping[str, PoolRange], context: GraphContext, arrivals: Arrivals | None = None
+        self,
+        ranges: Mapping[str, PoolRange],
+        context: GraphContext,
+        arrivals: Arrivals | None = None,
+        aside: WorkerPool | None = None,
     ) -> None:
-        """``arrivals``: hears of every chunk, and knows those that are there already."""
+        """``arrivals``: hears of every chunk, and knows those that are there already. ``aside``: threads that copy
+        while the driver is busy with what has come: they take no CPU from its copies."""
         self._arrivals = arrivals
+        self._aside = aside
         self._by_stream = dict(ranges)
         self._context = context
         self._ranges: list[PoolRange] = []
+        self._zeros: Lease | None = None
 
     async def check(self, source: Source) -> None:
         if {stream.name: stream.nbytes for stream in source.streams} != {
@@ -65,8 +83,12 @@ class PoolSink(Sink):
                 try:
                     to = self._ranges[chunk.stream]
                     arrived = self._arrivals is not None and self._arrivals.has(to, chunk.number)
-                    if not chunk.zero and not arrived:
+                    if arrived:
+                        pass
+                    elif not chunk.zero:
                         await self._put(chunk, to)
+                    elif to.window:
+                        await self._clear(chunk, to)
                     if self._arrivals is not None:
                         self._arrivals.add(to, chunk.number)
                     self.done_bytes += chunk.raw_bytes
@@ -75,9 +97,20 @@ class PoolSink(Sink):
 
         await in_parallel(self._context.workers.threads + 2, write)
 
+    def _workers(self, to: PoolRange) -> WorkerPool:
+        return self._context.workers if self._aside is None or to.pool.hungry(to.image) else self._aside
+
+    async def _clear(self, chunk: Chunk, to: PoolRange) -> None:
+        """What lay there before was another part of the image."""
+        if self._zeros is None:
+            self._zeros = lease_buffer(mmap(-1, self._context.chunk_bytes))
+        at = to.at(chunk.number * self._context.chunk_bytes)
+        with to.pool.lend(at, chunk.raw_bytes, writable=True) as lent:
+            await self._workers(to).copy(lent, self._zeros, chunk.raw_bytes, huge=self._huge[id(to.pool)])
+
     async def _put(self, chunk: Chunk, to: PoolRange) -> None:
-        workers, nbytes, huge = self._context.workers, chunk.raw_bytes, self._huge[id(to.pool)]
-        at = to.image.offset + chunk.number * self._context.chunk_bytes
+        workers, nbytes, huge = self._workers(to), chunk.raw_bytes, self._huge[id(to.pool)]
+        at = to.at(chunk.number * self._context.chunk_bytes)
         with to.pool.lend(at, nbytes, writable=True) as lent:
             if (place := chunk.place) is not None:
                 try:
@@ -109,6 +142,9 @@ class PoolSink(Sink):
         """Returns when nothing writes into the pools any more."""
         for each in self._by_stream.values():
             await each.pool.drained()
+        if self._zeros is not None:
+            self._zeros.release()
+            self._zeros = None
 
     def result(self) -> SinkResult:
         return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True)

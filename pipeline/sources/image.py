@@ -110,6 +110,7 @@ class ImageSource(Source):
             for item in work:
                 if outlet.dropped:
                     return
+                await self._room(item)
                 if isinstance(item, Extent):
                     await self._read(item, outlet)
                 else:
@@ -119,6 +120,9 @@ class ImageSource(Source):
         if self._decoder is not None:
             for backend, chunks in self._decoder.decoded_by().items():
                 self.counts.count_decoded(backend, chunks)
+
+    async def _room(self, item: Extent | ChunkRecord) -> None:
+        """Wait until the sink has room for what ``item`` will be."""
 
     def _work(self) -> Iterator[Extent | ChunkRecord]:
         return self.reader.extents(self._chosen, self._context.chunk_bytes)

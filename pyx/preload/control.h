@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define CKPT_CONTROL_MAGIC 0x4c525443544b4343ull /* "CCKTCTRL" */
-#define CKPT_CONTROL_VERSION 1u /* another version has another layout: refuse it */
+#define CKPT_CONTROL_VERSION 2u /* another version has another layout: refuse it */
 
 #define CKPT_PIECE_BYTES (2ull << 20) /* of the pool; images start at multiples of it */
 #define CKPT_IMAGES 8u                /* images at a time in one process */
@@ -80,6 +80,14 @@ enum ckpt_pages { CKPT_PAGES_AUTO = 0, CKPT_PAGES_SMALL = 1, CKPT_PAGES_THP = 2,
  * if afterwards started == finished == the number noted. What it read before a late write is found the same way at
  * the end: pieces whose `finished` differs from the number noted are read again.
  *
+ * A restore through a window, for an image that was evicted: `window` is set while the gate is closed, and the image's
+ * byte x is then at offset + x % window of the pool, while it is in [base, ready). The driver reads in sequence, so
+ * that the controller fills places again which it has left: `base` is raised first, then `consumed` is looked at, and
+ * only when that is not below `base` is anything overwritten. A copy does the reverse: it lowers `consumed` to its own
+ * start if need be, then looks at `base`, and last at `ready`. One that begins below `base` waits until the controller
+ * has come back for it, which it does when all copies that are under way wait: `ready` goes back, then `base`.
+ * The gate of such an image is never opened, and it needs no more of the pool than its window.
+ *
  * Bytes that the driver never writes (beyond its last copy, say) are zeros after SETTLE (handover.h), or after the
  * driver's first read. Before, they may hold what an earlier image left.
  */
@@ -103,7 +111,12 @@ struct ckpt_image {
     uint64_t map_ns;             /* how long the driver's mmap took */
     uint64_t began_ns, ended_ns; /* CLOCK_MONOTONIC of the first and last byte written */
     uint64_t read_began_ns, read_ended_ns;
-    uint64_t reserved[14];
+    _Atomic uint64_t window;   /* (controller) bytes, 0: the image lies in the pool from end to end */
+    _Atomic uint64_t base;     /* (controller) with a window: bytes below it are not there any more */
+    _Atomic uint64_t consumed; /* with a window: no copy that is under way needs bytes below it */
+    _Atomic uint32_t readers;  /* with a window: copies out of it that are under way */
+    _Atomic uint32_t waiting;  /* copies that wait at the gate now */
+    uint64_t reserved[10];
 };
 
 struct ckpt_late {

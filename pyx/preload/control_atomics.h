@@ -18,6 +18,11 @@ static inline uint32_t ckpt_load32(const void *word) { return __atomic_load_n((c
 CKPT_READ(ckpt_image_phase, uint32_t, ckpt_image, phase)
 CKPT_READ(ckpt_image_gate, uint32_t, ckpt_image, gate)
 CKPT_READ(ckpt_image_ready, uint64_t, ckpt_image, ready)
+CKPT_READ(ckpt_image_consumed, uint64_t, ckpt_image, consumed)
+CKPT_READ(ckpt_image_window, uint64_t, ckpt_image, window)
+CKPT_READ(ckpt_image_readers, uint32_t, ckpt_image, readers)
+CKPT_READ(ckpt_image_waiting, uint32_t, ckpt_image, waiting)
+CKPT_READ(ckpt_image_base, uint64_t, ckpt_image, base)
 CKPT_READ(ckpt_image_watermark, uint64_t, ckpt_image, watermark)
 CKPT_READ(ckpt_image_high, uint64_t, ckpt_image, high)
 CKPT_READ(ckpt_image_written, uint64_t, ckpt_image, written)
@@ -55,6 +60,10 @@ static inline void ckpt_set_ready(struct ckpt_control *page, struct ckpt_image *
     atomic_store(&image->ready, ready);
     ckpt_gate_changed(page);
 }
+
+static inline void ckpt_set_window(struct ckpt_image *image, uint64_t window) { atomic_store(&image->window, window); }
+
+static inline void ckpt_set_base(struct ckpt_image *image, uint64_t base) { atomic_store(&image->base, base); }
 
 static inline void ckpt_wait_events(struct ckpt_control *page, uint32_t seen, unsigned timeout_ms) {
     atomic_fetch_add(&page->watchers, 1);

@@ -58,7 +58,7 @@ static void end_if_late(const struct ckpt_image *image, uint64_t end, uint64_t p
     ckpt_gate_end(why);
 }
 
-void ckpt_gate_pass(struct ckpt_image *image, uint64_t end) {
+void ckpt_gate_pass(struct ckpt_image *image, uint64_t start, uint64_t end) {
     if (atomic_load(&image->gate) == CKPT_GATE_OPEN) return;
     int before = errno, waited = 0;
     uint64_t ready = 0, progress_ns = ckpt_now_ns(), orphan_ns = 0;
@@ -66,12 +66,13 @@ void ckpt_gate_pass(struct ckpt_image *image, uint64_t end) {
         uint32_t event = atomic_load(&ckpt_control->gate_events);
         uint32_t gate = atomic_load(&image->gate);
         if (gate == CKPT_GATE_OPEN) break;
-        uint64_t now_ready = atomic_load(&image->ready);
-        if (now_ready >= end) break; /* good, also when what comes later has failed */
+        uint64_t base = atomic_load(&image->base), now_ready = atomic_load(&image->ready); /* in this order */
+        if (base <= start && now_ready >= end) break; /* good, also when what comes later has failed */
         if (gate == CKPT_GATE_FAILED) end_with_failure();
         if (!waited) {
             waited = 1;
             atomic_fetch_add(&image->gate_waits, 1);
+            atomic_fetch_add(&image->waiting, 1);
             atomic_fetch_add(&ckpt_control->gate_waiters, 1);
             ckpt_control_event();
         }
@@ -86,6 +87,9 @@ void ckpt_gate_pass(struct ckpt_image *image, uint64_t end) {
         end_if_late(image, end, progress_ns, orphan_ns);
         ckpt_futex_wait(&ckpt_control->gate_events, event, LONGEST_SLEEP_MS, 1);
     }
-    if (waited) atomic_fetch_sub(&ckpt_control->gate_waiters, 1);
+    if (waited) {
+        atomic_fetch_sub(&image->waiting, 1);
+        atomic_fetch_sub(&ckpt_control->gate_waiters, 1);
+    }
     errno = before;
 }

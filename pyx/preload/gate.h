@@ -4,8 +4,9 @@
 
 #include "control.h"
 
-/* Returns when [0, end) of the image may be read. Ends the process where that will not be: see ckpt_gate. */
-void ckpt_gate_pass(struct ckpt_image *image, uint64_t end);
+/* Returns when [start, end) of the image may be read, and of one without a window all that lies before. Ends the
+ * process where that will not be: see ckpt_gate. */
+void ckpt_gate_pass(struct ckpt_image *image, uint64_t start, uint64_t end);
 
 /* Ends the process with CKPT_EXIT_STATUS and one line on standard error. */
 _Noreturn void ckpt_gate_end(const char *why);

@@ -14,6 +14,7 @@
 #include "written.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -21,8 +22,12 @@
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 #define STEP_BYTES (64u << 10)    /* of a shared copy: short, since workers wake one after another */
 #define ZERO_STEP_BYTES (2u << 20)
+#define READERS 16 /* copies out of one window at a time */
 
 _Atomic uintptr_t ckpt_image_low, ckpt_image_high;
 
@@ -31,8 +36,11 @@ static struct {
     uint64_t space;  /* bytes of the pool */
     uint64_t mapped; /* bytes in the process: at an address of the driver's choice not one page more than it asked */
     struct ckpt_written written;
+    uint64_t reads[READERS]; /* where the copies out of its window that are under way begin */
+    unsigned readers;
+    uint64_t read_end; /* of the last such copy */
 } slots[CKPT_IMAGES];
-static pthread_mutex_t tracking = PTHREAD_MUTEX_INITIALIZER; /* of slots[].written, late lists and watermarks */
+static pthread_mutex_t tracking = PTHREAD_MUTEX_INITIALIZER; /* of slots[] but their sizes, late lists and watermarks */
 
 static struct ckpt_image *image_at(unsigned i) { return &ckpt_control->image[i]; }
 static int is_mapped(unsigned i) { return atomic_load(&image_at(i)->phase) != CKPT_PHASE_FREE; }
@@ -117,6 +125,8 @@ static void open_slot(unsigned slot, uint64_t offset, uint64_t space, uint64_t b
     slots[slot].space = space;
     slots[slot].mapped = kept ? space : whole_pages(bytes);
     ckpt_written_clear(&slots[slot].written);
+    slots[slot].readers = 0;
+    slots[slot].read_end = 0;
     memset(ckpt_control_pieces() + offset / CKPT_PIECE_BYTES, 0, space / CKPT_PIECE_BYTES * sizeof(struct ckpt_piece));
     image->generation = atomic_fetch_add(&ckpt_control->generation, 1) + 1;
     image->address = (uint64_t)where;
@@ -307,18 +317,34 @@ uint64_t ckpt_images_settle(void) {
     return filled;
 }
 
-static void read_begins(unsigned i, uint64_t end) {
+static void map_step(void *context, size_t start, size_t bytes) {
+    madvise((unsigned char *)context + start, bytes, MADV_POPULATE_READ);
+}
+
+/* Others have filled the holes of this image: its page tables are made by all threads, not by faults of each copy. */
+static void map_pages(const struct ckpt_image *image) {
+    if (!atomic_load(&ckpt_control->pool_holes) || atomic_load(&image->gate) != CKPT_GATE_OPEN) return;
+    ckpt_ring_run(map_step, (unsigned char *)image->address, whole_pages(image->bytes), CKPT_PIECE_BYTES, 0);
+}
+
+/* The first copy that reads an image says so. */
+static void reading_begins(unsigned i) {
     struct ckpt_image *image = image_at(i);
     if (atomic_load(&image->phase) == CKPT_PHASE_WRITING) {
         uint32_t writing = CKPT_PHASE_WRITING;
         pthread_mutex_lock(&ckpt_pool_lock);
         settle(i);
+        map_pages(image);
         if (atomic_compare_exchange_strong(&image->phase, &writing, CKPT_PHASE_READING))
             image->read_began_ns = ckpt_now_ns();
         pthread_mutex_unlock(&ckpt_pool_lock);
         ckpt_control_event();
     }
-    ckpt_gate_pass(image, end < image->bytes ? end : image->bytes);
+}
+
+/* To be read up to `end`: what an image ends with lies in a page of its own. */
+static void pass_gate(struct ckpt_image *image, uint64_t start, uint64_t end) {
+    ckpt_gate_pass(image, start, end < image->bytes ? end : image->bytes);
 }
 
 static void read_ends(unsigned i, uint64_t start, uint64_t end) {
@@ -328,6 +354,44 @@ static void read_ends(unsigned i, uint64_t start, uint64_t end) {
     atomic_fetch_add(&image->read, end - start);
     ckpt_control_event();
 }
+
+/* ---- windows ---- */
+
+/* Under `tracking`. */
+static void note_consumed(unsigned i) {
+    uint64_t least = slots[i].readers ? UINT64_MAX : slots[i].read_end;
+    for (unsigned k = 0; k < slots[i].readers; k++)
+        if (slots[i].reads[k] < least) least = slots[i].reads[k];
+    atomic_store(&image_at(i)->consumed, least);
+    atomic_store(&image_at(i)->readers, slots[i].readers);
+}
+
+static void window_entered(unsigned i, uint64_t start) {
+    for (;; sched_yield()) {
+        pthread_mutex_lock(&tracking);
+        int room = slots[i].readers < READERS;
+        if (room) {
+            slots[i].reads[slots[i].readers++] = start;
+            note_consumed(i);
+        }
+        pthread_mutex_unlock(&tracking);
+        if (room) return;
+    }
+}
+
+static void window_left(unsigned i, uint64_t start, uint64_t end) {
+    pthread_mutex_lock(&tracking);
+    for (unsigned k = 0; k < slots[i].readers; k++) {
+        if (slots[i].reads[k] != start) continue;
+        slots[i].reads[k] = slots[i].reads[--slots[i].readers];
+        break;
+    }
+    slots[i].read_end = end;
+    note_consumed(i);
+    pthread_mutex_unlock(&tracking);
+}
+
+/* ---- copies ---- */
 
 struct copy {
     unsigned char *destination;
@@ -339,19 +403,54 @@ static void copy_step(void *context, size_t start, size_t bytes) {
     ckpt_stores_copy(copy->destination + start, copy->source + start, bytes);
 }
 
+static void copy_shared(void *destination, const void *source, size_t bytes) {
+    struct copy copy = {destination, source};
+    if (bytes >= CKPT_RING_BYTES)
+        ckpt_ring_run(copy_step, &copy, bytes, STEP_BYTES, 0);
+    else
+        ckpt_next.memcpy(destination, source, bytes);
+}
+
+/* Piece by piece: a copy may be larger than the window. */
+static void copy_windowed(unsigned i, uint64_t window, unsigned char *destination, uint64_t start, uint64_t end) {
+    struct ckpt_image *image = image_at(i);
+    const unsigned char *base = (const unsigned char *)image->address;
+    while (start < end) {
+        uint64_t at = start % window, step = end - start;
+        if (step > CKPT_PIECE_BYTES) step = CKPT_PIECE_BYTES;
+        if (step > window - at) step = window - at;
+        window_entered(i, start);
+        pass_gate(image, start, start + step);
+        copy_shared(destination, base + at, step);
+        window_left(i, start, start + step);
+        read_ends(i, start, start + step);
+        destination += step;
+        start += step;
+    }
+}
+
 void ckpt_image_copy(void *destination, const void *source, size_t bytes, int overlap) {
     uint64_t to_start = 0, to_end = 0, from_start = 0, from_end = 0;
     if (!bytes) return;
     int before = errno;
     int to = find_image(destination, bytes, &to_start, &to_end), from = find_image(source, bytes, &from_start, &from_end);
-    if (from >= 0) read_begins((unsigned)from, from_end);
+    if (from >= 0) {
+        reading_begins((unsigned)from);
+        uint64_t window = atomic_load(&image_at((unsigned)from)->window);
+        if (window && to < 0 && from_end - from_start == bytes) {
+            copy_windowed((unsigned)from, window, destination, from_start, from_end);
+            errno = before;
+            return;
+        }
+        if (window) ckpt_gate_end("the driver copied beyond the end of its image");
+        pass_gate(image_at((unsigned)from), from_start, from_end);
+    }
     if (to >= 0) write_begins((unsigned)to, to_start, to_end);
 #ifdef CKPT_BENCH_FREE_COPIES /* bench/launched.py's own build, to find the bound: the bytes are lost */
     if (to >= 0 || from >= 0) bytes = 0;
 #endif
-    if ((to < 0) != (from < 0) && bytes >= CKPT_RING_BYTES) {
-        struct copy copy = {destination, source};
-        ckpt_ring_run(copy_step, &copy, bytes, STEP_BYTES, 0);
+    if ((to < 0) != (from < 0)) {
+        copy_shared(destination, source, bytes);
     } else if (overlap || (to >= 0 && from >= 0)) {
         ckpt_next.memmove(destination, source, bytes);
     } else {

@@ -80,6 +80,72 @@ def test_a_restore_waits_for_each_range(world: SimWorld, driver: ctypes.CDLL) ->
         assert it.page.pool().returned == 1
 
 
+WINDOW = 3 * MIB  # no multiple of what the driver copies
+
+
+def feed_through(it: Launched, image: ImageState, data: bytes) -> None:
+    slot, generation, end = image.slot, image.generation, image.nbytes
+    for at in range(0, end, MIB):
+        base = max(0, at + MIB - WINDOW)
+        it.until(lambda _, base=base: it.page.consumed(slot, generation) >= base)
+        assert it.page.advance(slot, generation, base), "it has read what is in this place"
+        os.pwrite(it.attach_pool(), data[at : at + MIB], image.offset + at % WINDOW)
+        it.page.release(slot, generation, min(at + MIB, end))
+
+
+def test_an_image_goes_through_a_window(world: SimWorld, driver: ctypes.CDLL) -> None:
+    with checkpointed(world) as (it, image, data):
+        it.handover.feed()
+        it.page.close_gate(image.slot, image.generation, window=WINDOW)
+        restoring = Restoring(it.pid)
+        feed_through(it, image, data)
+        assert restoring.wait() == "SUCCESS"
+        assert unlock(it.pid) == "SUCCESS"
+        it.target.check()
+        assert it.read(image, WINDOW, MIB) == b"\xee" * MIB, "nothing else of the pool was touched"
+        again = it.checkpoint()
+        assert again is not None and it.page.images()[0].gate == "open"
+        it.restore()
+        it.target.check()
+
+
+def test_a_driver_that_goes_back_waits(world: SimWorld, driver: ctypes.CDLL) -> None:
+    with checkpointed(world) as (it, image, data):
+        slot, generation = image.slot, image.generation
+        it.handover.feed()
+        it.page.close_gate(slot, generation, window=WINDOW)
+        assert it.page.behind(slot, generation) is None
+        restoring = Restoring(it.pid)
+        waiting(it)
+        it.page.rewind(slot, generation, 4 * MIB)  # as if it had read so far
+        it.until(lambda _: it.page.behind(slot, generation) == 0)
+        assert not it.page.advance(slot, generation, 2 * MIB)
+        assert it.page.images()[0].read == 0 and it.page.hungry(slot, generation)
+        it.page.rewind(slot, generation, 0)
+        assert it.page.behind(slot, generation) is None
+        feed_through(it, image, data)
+        assert restoring.wait() == "SUCCESS"
+        assert unlock(it.pid) == "SUCCESS"
+        it.target.check()
+
+
+def test_what_cannot_be_done_with_a_window(world: SimWorld, driver: ctypes.CDLL) -> None:
+    with checkpointed(world) as (it, image, data):
+        slot, generation = image.slot, image.generation
+        with pytest.raises(ValueError, match="a window of"):
+            it.page.close_gate(slot, generation, window=image.nbytes + 1)
+        it.page.close_gate(slot, generation, window=WINDOW)
+        with pytest.raises(ValueError, match="not there yet"):
+            it.page.advance(slot, generation, 1)
+        with pytest.raises(ValueError, match="never there as a whole"):
+            it.page.open_gate(slot, generation)
+        it.page.close_gate(slot, generation)
+        os.pwrite(it.attach_pool(), data, image.offset)
+        it.page.open_gate(slot, generation)
+        it.restore()
+        it.target.check()
+
+
 def test_a_gate_that_opens_lets_everything_through(world: SimWorld, driver: ctypes.CDLL) -> None:
     with checkpointed(world) as (it, image, data):
         restoring = Restoring(it.pid)

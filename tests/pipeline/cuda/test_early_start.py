@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.cuda.early_start import Arrivals
+from ckptpipe.pipeline.cuda.image_window import CHUNKS, ImageWindow
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool, PooledImage
 from ckptpipe.pipeline.sinks.pool import PoolRange
 from ckptpipe.pyx.staging import Lease, leaked, outstanding
 from tests.pipeline.cuda.runs import SETTINGS, images, recover, restore, runs, save
+from tests.pipeline.cuda.test_evict import held
 from tests.pipeline.cuda.test_launch import record
 from tests.pipeline.runs import run
 from tests.preload.launched import FIXED, MIB, Launched
@@ -23,6 +26,10 @@ from tests.simcuda import SimWorld
 
 RESTORE = "cuCheckpointProcessRestore"
 ENDED = 74
+WINDOW = CHUNKS * SETTINGS.chunk_bytes  # less than the image
+LARGE = replace(
+    SETTINGS, chunk_bytes=MIB, ring_bytes=8 * MIB
+)  # of these chunks a window holds all of the image
 Launch = Callable[..., Launched]
 
 
@@ -135,12 +142,74 @@ def test_a_driver_that_cannot_restore_leaves_the_image_in_the_pool(
     world: SimWorld, launch: Launch, workdir: Path, runtime: Path
 ) -> None:
     it = launch()
-    evict(it, workdir)
+    evict(it, workdir, settings=LARGE)
     world.fault(RESTORE, target=it.pid, error="CUDA_ERROR_OUT_OF_MEMORY")
     with pytest.raises(ckptpipe.CaptureFailed, match=r"OUT_OF_MEMORY.*recover --pid"):
-        restore(workdir / "a", it.target, early_start=True)
+        restore(workdir / "a", it.target, early_start=True, settings=LARGE)
     assert record(runtime, it)["evicted"] is False
     recover(it.target)
+    runs(world, it.target, runtime)
+
+
+def test_a_driver_that_cannot_restore_from_a_window_leaves_the_image_where_it_is_stored(
+    world: SimWorld, launch: Launch, workdir: Path, runtime: Path
+) -> None:
+    it = launch()
+    evict(it, workdir)
+    empty = held(it)
+    world.fault(RESTORE, target=it.pid, error="CUDA_ERROR_OUT_OF_MEMORY")
+    with pytest.raises(ckptpipe.CaptureFailed, match=r"OUT_OF_MEMORY.*restore it.*restore URL --pid"):
+        restore(workdir / "a", it.target, early_start=True)
+    assert record(runtime, it)["evicted"] is True and held(it) == empty
+    recover(it.target)
+    runs(world, it.target, runtime)
+    assert outstanding() == 0 and leaked() == 0
+
+
+def test_a_window_is_all_the_memory_that_it_takes(
+    world: SimWorld, launch: Launch, workdir: Path, runtime: Path
+) -> None:
+    it = launch()
+    evict(it, workdir)
+    (image,) = it.page.images()
+    empty = held(it)
+    restore(workdir / "a", it.target, early_start=True)
+    assert empty < held(it) <= empty + WINDOW < empty + image.nbytes
+    runs(world, it.target, runtime)
+    evict(it, workdir, name="again")  # into holes
+    restore(workdir / "again", it.target)
+    runs(world, it.target, runtime)
+
+
+def test_a_driver_that_goes_back(
+    world: SimWorld, launch: Launch, workdir: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None was seen to; then the image is read again from there. Here it is the window that leaps ahead, once."""
+    it = launch()
+    result = save(it.pid, workdir, capture="launch", evict=True)
+    window: list[ImageWindow] = []
+    look, rewind, release = ImageWindow.look, ImageWindow.rewind, LaunchedPool.release
+    came_back: list[int] = []
+
+    def leap(self: ImageWindow) -> None:
+        if not window and it.page.images()[0].gate_waits:  # it waits for its first piece
+            window.append(self)
+            self.pool.rewind(self.image, 4 * MIB)
+        look(self)
+
+    def noted(self: ImageWindow, number: int) -> None:
+        came_back.append(number)
+        rewind(self, number)
+
+    def held_back(self: LaunchedPool, image: PooledImage, ready: int) -> None:
+        if came_back:
+            release(self, image, ready)
+
+    monkeypatch.setattr(ImageWindow, "look", leap)
+    monkeypatch.setattr(ImageWindow, "rewind", noted)
+    monkeypatch.setattr(LaunchedPool, "release", held_back)
+    back = restore(workdir / "a", it.target, early_start=True)
+    assert came_back == [0] and back.chunks == result.chunks
     runs(world, it.target, runtime)
 
 

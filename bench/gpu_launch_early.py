@@ -1,0 +1,120 @@
+"""Restores of an evicted process while its image arrives, and after it has: a part of `bench.gpu_launch`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ckptpipe
+from bench import launched
+from bench.gpu import gpu_name
+from bench.gpu_launch_image import Opened, PoolOf
+from bench.launched import Ask, TimedDriver
+from bench.report import Answer, Table
+from ckptpipe.pipeline import loop
+from ckptpipe.pipeline.cuda import image_window
+from ckptpipe.pipeline.spec import SinkSpec
+
+NONE = 1 << 40  # chunks of a window that no image is larger than
+
+
+@dataclass(frozen=True)
+class Way:
+    """``chunks``: of the window; 0: the pool is filled first. ``rest``: seconds between eviction and restore, in which
+    a virtual machine may give freed memory back to its host."""
+
+    name: str
+    chunks: int = image_window.CHUNKS
+    rest: float = 0.0
+
+
+def ways(cycles: int, rest: float) -> list[Way]:
+    usual = [Way("early start")] * cycles
+    return [
+        *usual,
+        Way("early start, window of half as many chunks", image_window.CHUNKS // 2),
+        Way("early start, window of twice as many chunks", image_window.CHUNKS * 2),
+        Way("early start, no window", NONE),
+        Way("filled first", 0),
+        Way(f"early start, evicted {rest:g} s ago", rest=rest),
+        Way(f"filled first, evicted {rest:g} s ago", 0, rest),
+    ]
+
+
+@contextmanager
+def window_of(chunks: int) -> Iterator[None]:
+    before, image_window.CHUNKS = image_window.CHUNKS, chunks
+    try:
+        yield
+    finally:
+        image_window.CHUNKS = before
+
+
+def early(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer:
+    table = Table(
+        (
+            *("GiB", "restore", "restore alone s", "driver's call s", "until it runs s", "whole call s"),
+            *("whole / alone", "next checkpoint's mmap s"),
+        ),
+        ("g", "", ".3f", ".3f", ".3f", ".3f", ".2f", ".3f"),
+    )
+    gib = chosen.sizes[0]
+
+    async def once(driver: TimedDriver, pid: int, ask: Ask, folder: Path, way: Way) -> tuple[float, ...]:
+        before = ask("sum")
+        cached = SinkSpec(str(folder), options={"direct": "off"})
+        await ckptpipe.save(
+            pid=pid, to=cached, name="bench", capture="launch", evict=True, overwrite=True, driver=driver
+        )
+        mapped = launched.image_of(pid).map_seconds
+        await asyncio.sleep(way.rest)
+        start = time.perf_counter()
+        with window_of(way.chunks or image_window.CHUNKS):
+            result = await ckptpipe.restore(
+                str(folder / "bench"), pid=pid, early_start=bool(way.chunks), driver=driver
+            )
+        whole = time.perf_counter() - start
+        launched.check(ask, before)
+        return driver.seconds("restore"), result.facts.pause_seconds or 0.0, whole, mapped
+
+    async def measure() -> None:
+        folder = Path(tempfile.mkdtemp(prefix="ckptpipe-launch-", dir=chosen.disk))
+        try:
+            async with opened() as driver:
+                with launched.process(gib, launched.launched(pool_of(gib))) as (pid, ask):
+                    launched.warm(pid)
+                    _, up = await launched.alone(driver, pid, ask, chosen.cycles)
+                    found: dict[str, list[tuple[float, ...]]] = {}
+                    left = ways(chosen.cycles, chosen.rest)
+                    for at, way in enumerate(left):
+                        times = found.setdefault(way.name, [])
+                        times.append(await once(driver, pid, ask, folder, way))
+                        if at + 1 < len(left) and left[at + 1].name == way.name:
+                            continue
+                        medians = [statistics.median(column) for column in zip(*times, strict=True)]
+                        table.add(gib, way.name, up, *medians[:3], medians[2] / up, medians[3])
+                        print(*table.rows[-1], flush=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    loop.run(measure)
+    return Answer(
+        "gpu_launch_early",
+        "Restores of an evicted process from page-cached files, beside the driver's restore alone",
+        table,
+        {"GiB": gib, "cycles": chosen.cycles, "window chunks": image_window.CHUNKS},
+        [
+            gpu_name(),
+            "medians; every chunk's checksum is compared; whole call: from opening the image until the process runs",
+            "next checkpoint's mmap: of the save before it, which makes the pages that were evicted again",
+            "to reach: 1.4",
+        ],
+    )

@@ -1,0 +1,62 @@
+"""Feeding a restore through a small part of its pool: a chunk takes the place of one that the driver has read.
+
+The driver reads an image from front to back, once. So it needs no more memory than what is read ahead for it: pages
+that were evicted are not made again, and what was just written is still in the CPU's cache when the driver's copy
+comes for it. Should it ever go back, the image is read again from there (pyx/preload/control.h has the order).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool, PooledImage
+from ckptpipe.pyx.errors import CkptpipeError
+
+CHUNKS = 24  # at a time: of 8 MiB, what a driver reads in 8 ms
+LOOK = 0.0005  # seconds between looks at how far the driver is
+
+
+class LeftBehind(CkptpipeError):
+    """The driver went back to a chunk whose place was taken: ``number``. Never leaves a restore."""
+
+    def __init__(self, window: ImageWindow, number: int) -> None:
+        super().__init__(f"the driver went back to chunk {number} of its image")
+        self.window = window
+        self.number = number
+
+
+class ImageWindow:
+    """``chunks`` chunks of ``chunk_bytes`` at the place of ``image``, which is larger. See `room`."""
+
+    def __init__(self, pool: LaunchedPool, image: PooledImage, chunks: int, chunk_bytes: int) -> None:
+        self.pool = pool
+        self.image = image
+        self.nbytes = chunks * chunk_bytes
+        self._chunks = chunks
+        self._chunk_bytes = chunk_bytes
+        self.unwanted = False  # the driver refused the image: nothing of it goes into the window any more
+        self._first = 0  # the lowest chunk that is kept
+
+    async def room(self, number: int) -> None:
+        """Wait until chunk ``number`` may be written: the driver has read what is in its place. Asked for one chunk
+        after the other, before any of them is fetched, so that what the driver waits for never waits for room.
+
+        LeftBehind where the driver has gone back.
+        """
+        first = number - self._chunks + 1
+        while first > self._first and not self.unwanted:
+            if self.pool.advance(self.image, first * self._chunk_bytes):
+                self._first = max(first, self._first)
+                return
+            self.look()
+            await asyncio.sleep(LOOK)
+
+    def look(self) -> None:
+        """LeftBehind where the driver has gone back, and waits."""
+        if (start := self.pool.behind(self.image)) is not None:
+            raise LeftBehind(self, start // self._chunk_bytes)
+
+    def rewind(self, number: int) -> None:
+        """Go on with chunk ``number``. Nothing may be writing into the window."""
+        self._first = number
+        self.pool.rewind(self.image, number * self._chunk_bytes)
