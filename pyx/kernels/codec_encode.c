@@ -248,9 +248,10 @@ static int pack(ck_lane *lane, encode_round *round, const uint32_t **sums) {
            ck_lane_sums(lane, ranges_at, ck_lane_seen(lane, *sums), stored);
 }
 
-/* Chunks whose arrival is told of at once: a few, so that their slots are filled again while the others are copied. */
+/* Chunks whose arrival is told of at once, which wakes threads: a few, and not more than half of the batch, so that
+   their slots are filled again while the others are copied. */
 static int together(const ck_codec *codec, int count) {
-    const int quarter = count / 4, most = quarter < codec->together ? quarter : codec->together;
+    const int half = count / 2, most = half < codec->together ? half : codec->together;
     return most < 1 ? 1 : most;
 }
 
