@@ -13,15 +13,15 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ckptpipe
+from bench.launched import process
 from bench.report import Answer, Table
 from ckptpipe import Settings
 from ckptpipe.pipeline.chunk import Chunk
@@ -35,7 +35,6 @@ REPEAT = 3
 RING = Settings(ring_bytes=256 << 20)
 
 Row = tuple[str, float, str, float, float, str]
-Ask = Callable[[str], str]
 
 
 def rate(nbytes: int, seconds: float) -> float:
@@ -317,35 +316,9 @@ def memcpy_rate() -> float:
     return best(lambda: float(run(once())))
 
 
-@contextmanager
-def target(gib: float, count: int = 1, launched_by: Sequence[str] = ()) -> Iterator[tuple[int, Ask]]:
-    """A process of `bench.gpu_target`: its pid, and a way to ask it."""
-    process = subprocess.Popen(
-        [*launched_by, sys.executable, "-m", "bench.gpu_target", str(gib), str(count)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-
-    def ask(line: str) -> str:
-        stdin.write(line + "\n")
-        stdin.flush()
-        return stdout.readline().strip()
-
-    try:
-        if not stdout.readline().startswith("ready"):
-            raise RuntimeError("the target did not start")
-        yield process.pid, ask
-    finally:
-        process.kill()
-        process.wait()
-
-
 def driver_image(gib: float) -> list[Row]:
     limit = memcpy_rate()
-    with target(gib) as (pid, ask):
+    with process(gib, os.environ, tensors=1) as (pid, ask):
         before = ask("sum")
         results = [
             run(ckptpipe.save(pid=pid, to="null:", capture="driver-image", settings=RING)) for _ in range(2)
@@ -362,7 +335,7 @@ def driver_image(gib: float) -> list[Row]:
 
 def cycles(gib: float, count: int, parent: str) -> list[Row]:
     """Save, change, restore is not possible into a running process: each cycle saves, checks, steps."""
-    with place(parent) as folder, target(gib, 8) as (pid, ask):
+    with place(parent) as folder, process(gib, os.environ) as (pid, ask):
         for number in range(count):
             before = ask("sum")
             result = run(

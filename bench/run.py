@@ -35,11 +35,14 @@ BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
 ON_A_GPU = (
     "gpu",
     "gpu_load",
+    "gpu_start",
     "gpu_launch",
     "gpu_launch_workers",
     "gpu_launch_pages",
     "gpu_launch_save",
     "gpu_launch_early",
+    "gpu_launch_refill",
+    "gpu_codec",
     "gpu_compress",
 )
 """Run by hand on a machine with a GPU; their answers are gathered with the others."""
