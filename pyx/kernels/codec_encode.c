@@ -241,10 +241,15 @@ static int pack(ck_lane *lane, encode_round *round, const uint32_t **sums) {
         }
         if (any_raw) splits[split++] = raw;
     }
-    if (!ck_lane_upload(lane)) return 0;
     *sums = ck_lane_table(lane, (size_t)round->count * 8, &sums_at);
-    return ck_lane_pieces(lane, pieces_at, piece, longest) && ck_lane_planes(lane, codec->split, splits_at, split) &&
-           !ck_lane_failed(lane, codec->cuda->event_record(lane->packed, lane->stream), "cuEventRecord") &&
+    const cu_stream usual = lane->stream; /* has come to its end: the lengths are here */
+    lane->stream = lane->urgent;
+    const int good = ck_lane_upload(lane) && ck_lane_pieces(lane, pieces_at, piece, longest) &&
+                     ck_lane_planes(lane, codec->split, splits_at, split) &&
+                     !ck_lane_failed(lane, codec->cuda->event_record(lane->packed, lane->stream), "cuEventRecord");
+    lane->stream = usual;
+    return good &&
+           !ck_lane_failed(lane, codec->cuda->stream_wait(lane->stream, lane->packed, 0), "cuStreamWaitEvent") &&
            ck_lane_sums(lane, ranges_at, ck_lane_seen(lane, *sums), stored);
 }
 

@@ -230,6 +230,7 @@ static void run_batch(ck_lane *lane, ck_codec_job **jobs, int count) {
     /* An error does not prove that nothing was enqueued, and memory that the GPU may still write to must not be
        given back: the streams are waited for. The jobs that are not finished are those that are left. */
     cuda->stream_synchronize(lane->stream);
+    cuda->stream_synchronize(lane->urgent);
     for (int k = 0; k < lane->codec->links; k++) cuda->stream_synchronize(lane->codec->link[k]);
     for (int i = 0; i < left; i++) {
         if (jobs[i] == NULL) continue;

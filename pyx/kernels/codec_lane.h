@@ -32,6 +32,7 @@ typedef struct ck_lane {
     pthread_t thread;
     int started;
     cu_stream stream;
+    cu_stream urgent; /* goes before the kernels of all lanes' streams: what the link waits for */
     cu_event mark, before, packed, copied[CK_BATCH];
     /* Tables: what kernels and nvCOMP read and write beside the data, at the same place in pinned host memory
        and on the device. `seen`: where kernels see the host's. Those below `kept` outlive ck_lane_begin. */
@@ -58,6 +59,7 @@ struct ck_codec {
     cu_module module;
     cu_function crc_many, sample, split, merge, copy_pieces, copy_table;
     cu_result (*batch_decompress)(ck_engine_job *, size_t, unsigned, size_t *, cu_stream);
+    cu_result (*stream_urgent)(cu_stream *, unsigned, int);
     cu_result (*pointer_attribute)(void *, int, cu_address);
     cu_address scratch;
     uint64_t scratch_bytes, lane_bytes;

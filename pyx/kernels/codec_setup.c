@@ -10,6 +10,7 @@
 #define STACK_BYTES ((size_t)1 << 20) /* the driver and nvCOMP run on these stacks */
 #define ENOUGH_BYTES ((size_t)64 << 20) /* a batch of so many waiting bytes does not wait for more */
 #define TOLD_BYTES ((size_t)32 << 20)   /* that are told of at once, at most; */
+#define URGENT (-1000)                  /* a stream's priority: the driver takes the highest that there is */
 #define TOLD_MOST 8                     /* in so many chunks */
 
 /* What fails here cannot be helped: the context may be lost. */
@@ -17,6 +18,7 @@ void ck_codec_release(ck_codec *codec) {
     const ck_cuda *cuda = codec->cuda;
     for (int i = 0; i < codec->lanes; i++) {
         if (codec->lane[i].stream) cuda->stream_synchronize(codec->lane[i].stream);
+        if (codec->lane[i].urgent) cuda->stream_synchronize(codec->lane[i].urgent);
     }
     for (int k = 0; k < codec->links; k++)
         if (codec->link[k]) cuda->stream_synchronize(codec->link[k]);
@@ -28,6 +30,7 @@ void ck_codec_release(ck_codec *codec) {
         for (int k = 0; k < CK_BATCH; k++)
             if (lane->copied[k]) cuda->event_destroy(lane->copied[k]);
         if (lane->stream) cuda->stream_destroy(lane->stream);
+        if (lane->urgent) cuda->stream_destroy(lane->urgent);
         if (lane->host) cuda->host_free(lane->host);
         free(lane->engine_jobs);
         lane->engine_jobs = NULL;
@@ -69,9 +72,12 @@ static void *find_entry(const ck_cuda *cuda, const char *entry, int version) {
     return cuda->find(entry, &address, version, 0, &status) == CU_OK && status == 0 ? address : NULL;
 }
 
-static void find_entries(ck_codec *codec) {
+static int find_entries(ck_codec *codec, const char **call) {
+    *(void **)&codec->stream_urgent = find_entry(codec->cuda, "cuStreamCreateWithPriority", 5050);
     *(void **)&codec->batch_decompress = find_entry(codec->cuda, "cuMemBatchDecompressAsync", 12060);
     *(void **)&codec->pointer_attribute = find_entry(codec->cuda, "cuPointerGetAttribute", 4000);
+    *call = "cuGetProcAddress(cuStreamCreateWithPriority)";
+    return codec->stream_urgent == NULL ? CU_NOT_FOUND : 0;
 }
 
 static int make_lane(ck_codec *codec, ck_lane *lane, cu_address memory, const char **call) {
@@ -85,6 +91,7 @@ static int make_lane(ck_codec *codec, ck_lane *lane, cu_address memory, const ch
     lane->arena = memory + fixed;
     lane->arena_room = codec->lane_bytes > fixed ? codec->lane_bytes - fixed : 0;
     TRY(cuda->stream_create(&lane->stream, CU_STREAM_IS_NON_BLOCKING), "cuStreamCreate");
+    TRY(codec->stream_urgent(&lane->urgent, CU_STREAM_IS_NON_BLOCKING, URGENT), "cuStreamCreateWithPriority");
     TRY(cuda->event_create(&lane->mark, flags), "cuEventCreate");
     TRY(cuda->event_create(&lane->before, flags), "cuEventCreate");
     TRY(cuda->event_create(&lane->packed, flags), "cuEventCreate");
@@ -128,7 +135,8 @@ static int make_all(ck_codec *codec, const ck_codec_options *options, const char
     const ck_cuda *cuda = codec->cuda;
     int error = make_kernels(codec, options->image, call);
     if (error) return error;
-    find_entries(codec);
+    error = find_entries(codec, call);
+    if (error) return error;
     TRY(cuda->memory_allocate(&codec->scratch, codec->scratch_bytes), "cuMemAlloc");
     uint64_t capable = 0;
     codec->engine_memory =

@@ -339,7 +339,8 @@ def test_everything_is_given_back() -> None:
         await until(
             lambda: "ckpt-codec" not in queue_threads()
         )  # of another test; one that ended is seen for a while
-        made = {name: world.calls(name) for name in ("cuStreamCreate", "cuEventCreate", "cuMemHostAlloc")}
+        makers = ("cuStreamCreate", "cuStreamCreateWithPriority", "cuEventCreate", "cuMemHostAlloc")
+        made = {name: world.calls(name) for name in makers}
         async with codec_on(gpus, scratch_bytes=32 * MIB, lanes=2) as codec:
             assert (codec.scratch_bytes, codec.lanes, live_codecs()) == (32 * MIB, 2, 1)
             assert world.used(0) - used == 32 * MIB
@@ -352,12 +353,10 @@ def test_everything_is_given_back() -> None:
         assert repr(codec) == "<DeviceCodec closed>"
         assert (live_codecs(), outstanding(), world.used(0)) == (0, holds, used)
         await until(lambda: "ckpt-codec" not in queue_threads())
-        for name, undone in (
-            ("cuStreamCreate", "cuStreamDestroy"),
-            ("cuEventCreate", "cuEventDestroy"),
-            ("cuMemHostAlloc", "cuMemFreeHost"),
-        ):
-            assert world.calls(name) - made[name] == world.calls(undone) > 0
+        streams, urgent, events, tables = (world.calls(name) - made[name] for name in makers)
+        assert (urgent, tables) == (2, world.calls("cuMemFreeHost")) == (2, 2)
+        assert streams + urgent == world.calls("cuStreamDestroy")
+        assert events == world.calls("cuEventDestroy") > 0
 
     with machine(gpus=1) as gpus:
         run(main(gpus))
