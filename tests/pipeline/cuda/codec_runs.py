@@ -12,7 +12,7 @@ import pytest
 
 import ckptpipe
 from tests.fixtures.gpu_contents import bf16_weights, f32_weights, text
-from tests.pipeline.cuda.device_arrays import Interface, Memory
+from tests.pipeline.cuda.device_arrays import Allocate, Interface, Memory
 from tests.pipeline.runs import run
 from tests.simcuda import SimWorld
 
@@ -24,7 +24,6 @@ SETTINGS = ckptpipe.Settings(
 NOWHERE = "/nowhere/libnvcomp.so.6"
 GPU = "nvcomp-cuda (simulated)"
 ENGINE = "decompression-engine (simulated)"
-Allocate = Callable[[int, bytes], Memory]
 
 WEIGHTS = bf16_weights(300 * KIB)
 CONTENTS: dict[str, bytes] = {
@@ -37,19 +36,6 @@ CONTENTS: dict[str, bytes] = {
     "one": b"\x01",
     "empty": b"",
 }
-
-
-@pytest.fixture
-def allocate(world: SimWorld) -> Iterator[Allocate]:
-    held: list[Memory] = []
-
-    def make(ordinal: int, data: bytes) -> Memory:
-        held.append(Memory(ordinal, data))
-        return held[-1]
-
-    yield make
-    for memory in held:
-        memory.free()
 
 
 class Buffers:

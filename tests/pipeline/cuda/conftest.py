@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.simcuda import SimWorld, Target
+
+if TYPE_CHECKING:
+    from tests.pipeline.cuda.device_arrays import Allocate, Memory
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python: pip install 'ckptpipe[gpu]'")
 
@@ -60,3 +64,19 @@ def spawn() -> Iterator[Callable[..., Target]]:
     yield start
     for target in targets:
         target.kill()
+
+
+@pytest.fixture
+def allocate(world: SimWorld) -> Iterator[Allocate]:
+    """Device memory that is freed at the end: ``allocate(ordinal, data)``."""
+    from tests.pipeline.cuda.device_arrays import Memory
+
+    held: list[Memory] = []
+
+    def make(ordinal: int, data: bytes) -> Memory:
+        held.append(Memory(ordinal, data))
+        return held[-1]
+
+    yield make
+    for memory in held:
+        memory.free()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 from cuda.bindings import driver
@@ -39,6 +40,10 @@ class Memory:
         call(driver.cuMemFree(self.address))
         call(driver.cuCtxSetCurrent(driver.CUcontext(0)))
         call(driver.cuDevicePrimaryCtxRelease(self.ordinal))
+
+
+Allocate = Callable[[int, bytes], Memory]
+"""The fixture ``allocate``: of a GPU's ordinal and the bytes."""
 
 
 class Interface:

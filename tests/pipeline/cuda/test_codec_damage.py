@@ -18,7 +18,6 @@ from tests.pipeline.cuda.codec_runs import (
     MIB,
     SETTINGS,
     Buffers,
-    allocate,
     buffers,
     engine_buffers,
     restore,
@@ -30,7 +29,7 @@ from tests.pipeline.cuda.device_arrays import Memory
 from tests.pipeline.runs import memory_dir, run
 from tests.simcuda import SimWorld
 
-__all__ = ["allocate", "buffers", "engine_buffers", "memory_dir"]
+__all__ = ["buffers", "engine_buffers", "memory_dir"]
 
 
 INTO = ("device", "files")

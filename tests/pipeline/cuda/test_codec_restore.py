@@ -20,9 +20,7 @@ from tests.pipeline.cuda.codec_runs import (
     MIB,
     NOWHERE,
     SETTINGS,
-    Allocate,
     Buffers,
-    allocate,
     buffers,
     check_files,
     engine_buffers,
@@ -31,12 +29,12 @@ from tests.pipeline.cuda.codec_runs import (
     to_files,
     with_settings,
 )
-from tests.pipeline.cuda.device_arrays import Memory
+from tests.pipeline.cuda.device_arrays import Allocate, Memory
 from tests.pipeline.runs import memory_dir, run
 from tests.simcuda import SimWorld
 from tests.simcuda.driver import call, driver
 
-__all__ = ["allocate", "buffers", "engine_buffers", "memory_dir"]
+__all__ = ["buffers", "engine_buffers", "memory_dir"]
 Fail = Callable[[], object]
 
 

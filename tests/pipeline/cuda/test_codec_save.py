@@ -27,9 +27,7 @@ from tests.pipeline.cuda.codec_runs import (
     MIB,
     NOWHERE,
     SETTINGS,
-    Allocate,
     Buffers,
-    allocate,
     buffers,
     check_files,
     restore,
@@ -37,12 +35,12 @@ from tests.pipeline.cuda.codec_runs import (
     to_files,
     with_settings,
 )
-from tests.pipeline.cuda.device_arrays import Memory
+from tests.pipeline.cuda.device_arrays import Allocate, Memory
 from tests.pipeline.image.second_reader import read_image
 from tests.pipeline.runs import memory_dir, run
 from tests.simcuda import SimWorld
 
-__all__ = ["allocate", "buffers", "memory_dir"]
+__all__ = ["buffers", "memory_dir"]
 
 
 @pytest.mark.parametrize("compress", ["deflate:0", "deflate:1", "deflate:5", "ans:u8", "ans:f16", "ans:fp8"])

@@ -14,11 +14,12 @@ from ckptpipe.pipeline.cuda import codec_device
 from ckptpipe.pyx import cuda
 from tests.fixtures.gpu_contents import bf16_weights
 from tests.pipeline.cuda import damage
-from tests.pipeline.cuda.codec_runs import GPU, KIB, SETTINGS, Allocate, Buffers, allocate, restore, save
+from tests.pipeline.cuda.codec_runs import GPU, KIB, SETTINGS, Buffers, restore, save
+from tests.pipeline.cuda.device_arrays import Allocate
 from tests.pipeline.runs import memory_dir, run
 from tests.simcuda import STALLED, SimWorld
 
-__all__ = ["allocate", "memory_dir"]
+__all__ = ["memory_dir"]
 CHUNK = SETTINGS.chunk_bytes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,27 +12,13 @@ from cuda.bindings import driver
 
 import ckptpipe
 from ckptpipe.pipeline.cuda.device_array import device_array
-from tests.pipeline.cuda.device_arrays import Interface, Memory, Packed
+from tests.pipeline.cuda.device_arrays import Allocate, Interface, Packed
 from tests.pipeline.cuda.runs import SETTINGS
 from tests.pipeline.runs import run
 from tests.simcuda import STALLED, SimWorld
 from tests.simcuda.driver import call
 
-Allocate = Callable[[int, bytes], Memory]
 MIB = 1 << 20
-
-
-@pytest.fixture
-def allocate(world: SimWorld) -> Iterator[Allocate]:
-    held: list[Memory] = []
-
-    def make(ordinal: int, data: bytes) -> Memory:
-        held.append(Memory(ordinal, data))
-        return held[-1]
-
-    yield make
-    for memory in held:
-        memory.free()
 
 
 def save(buffers: dict[str, object], to: object, **options: object) -> ckptpipe.SaveResult:

@@ -21,27 +21,13 @@ from ckptpipe.pyx.cuda_load import THREADS, cpus_of, threads_for
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.local import LocalBackend
-from tests.pipeline.cuda.device_arrays import Interface, Memory
+from tests.pipeline.cuda.device_arrays import Allocate, Interface, Memory
 from tests.pipeline.cuda.runs import KIB, SETTINGS
 from tests.pipeline.runs import run
 from tests.simcuda import STALLED, SimWorld
 
-Allocate = Callable[[int, bytes], Memory]
 CHUNK = 256 * KIB
 NBYTES = 9 * CHUNK + 1000
-
-
-@pytest.fixture
-def allocate(world: SimWorld) -> Iterator[Allocate]:
-    held: list[Memory] = []
-
-    def make(ordinal: int, data: bytes) -> Memory:
-        held.append(Memory(ordinal, data))
-        return held[-1]
-
-    yield make
-    for memory in held:
-        memory.free()
 
 
 @pytest.fixture
