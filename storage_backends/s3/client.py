@@ -10,7 +10,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,17 +19,16 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.loaders import create_loader
 
 from ckptpipe.storage_backends.abc import BackendContext
 from ckptpipe.storage_backends.errors import EndpointUnreachable, StorageError
 from ckptpipe.storage_backends.s3.address import check_endpoint, printable_endpoint
 from ckptpipe.storage_backends.s3.errors import Fault, Place, from_exception
 from ckptpipe.storage_backends.s3.inflight import Inflight
+from ckptpipe.storage_backends.s3.models import models, warm_up
 from ckptpipe.storage_backends.s3.options import S3Options
 from ckptpipe.storage_backends.s3.pace import Pace
 from ckptpipe.storage_backends.shielded import in_thread
-from ckptpipe.storage_backends.uncollected import uncollected
 
 DEFAULT_REGION = "us-east-1"
 SIGNER = "ckptpipe-s3v4"
@@ -235,8 +233,8 @@ async def connect(bucket: str, options: S3Options, context: BackendContext) -> S
     place = Place(bucket, printable_endpoint(options.endpoint_url or "S3"), options.region or DEFAULT_REGION)
     try:
         # The service's model is megabytes of JSON: read on a thread, kept by the session's loader.
-        session.register_component("data_loader", _models(session.get_config_variable("data_path")))
-        await in_thread(_warm_up, session)
+        session.register_component("data_loader", models(session.get_config_variable("data_path")))
+        await in_thread(warm_up, session)
         region = options.region or os.environ.get("AWS_REGION", "") or session.get_config_variable("region")
         explicit = options.endpoint_url or _endpoint_of_environment()
         if explicit:
@@ -313,21 +311,6 @@ def _socket_factory(stall_timeout: float) -> Callable[[Any], socket.socket]:
         return made
 
     return make
-
-
-@cache
-def _models(data_path: str | None) -> Any:
-    """One loader a process: what it has parsed is there for the next backend."""
-    return create_loader(data_path)
-
-
-def _warm_up(session: AioSession) -> None:
-    loader = session.get_component("data_loader")
-    with uncollected():
-        loader.load_service_model("s3", "service-2")
-        loader.load_service_model("s3", "endpoint-rule-set-1")
-        loader.load_data("endpoints")
-        loader.load_data("partitions")
 
 
 def _endpoint_of_environment() -> str:
