@@ -20,7 +20,7 @@ from ckptpipe.pipeline.cuda import open_operations, recovery
 from ckptpipe.pipeline.cuda.choice import CapturePlan
 from ckptpipe.pipeline.cuda.driver import CudaDriver
 from ckptpipe.pipeline.cuda.errors import TargetError
-from ckptpipe.pipeline.cuda.records import CheckpointRecord, busy_with, read_record
+from ckptpipe.pipeline.cuda.records import CheckpointRecord, busy_with, controller_lives, read_record
 from ckptpipe.pipeline.cuda.restore import restore_processes
 from ckptpipe.pipeline.cuda.save import save_processes
 from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, ProcessSession
@@ -200,7 +200,7 @@ async def report(driver: CudaDriver, pid: int) -> TargetReport:
         worker = await asyncio.to_thread(busy_with, pid)
         target.require_alive()
         holder = record.controller if record is not None and state in _OPEN_STATES else 0
-        lives = holder > 0 and await asyncio.to_thread(_lives, record)
+        lives = record is not None and holder > 0 and await asyncio.to_thread(controller_lives, record)
         return TargetReport(
             pid=pid,
             name=target.name,
@@ -220,17 +220,6 @@ async def report(driver: CudaDriver, pid: int) -> TargetReport:
 
 
 _OPEN_STATES = (ProcessState.CHECKPOINTING, ProcessState.RESTORING)
-
-
-def _lives(record: CheckpointRecord | None) -> bool:
-    """Whether the process that opened the driver's operation is still the one that has its pid."""
-    if record is None:
-        return False
-    try:
-        with open(f"/proc/{record.controller}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[19]) == record.controller_start_time
-    except OSError:
-        return False
 
 
 def _advice(state: ProcessState, pid: int, record: CheckpointRecord | None, lives: bool, busy: bool) -> str:

@@ -136,13 +136,21 @@ def busy_with(pid: int) -> int | None:
 
 def holder_lives(record: CheckpointRecord) -> bool:
     """Whether the process that holds the driver's operation is still there, and is another than this one."""
-    if record.controller == os.getpid():
-        return False  # then the operation would be at hand
+    return record.controller != os.getpid() and controller_lives(record)  # here, the operation would be at hand
+
+
+def controller_lives(record: CheckpointRecord) -> bool:
+    """Whether the process that opened the driver's operation is still the one that has its pid."""
     try:
-        with open(f"/proc/{record.controller}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[19]) == record.controller_start_time
-    except (OSError, ProcessLookupError):
+        return start_time_of(record.controller) == record.controller_start_time
+    except OSError:
         return False
+
+
+def start_time_of(pid: int) -> int:
+    """Clock ticks from boot to the start of a process (proc_pid_stat(5)). OSError where there is none."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[19])
 
 
 def new_nonce() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
 from ckptpipe.pipeline.cuda.errors import TargetError
 from ckptpipe.pipeline.cuda.launched_pool import UNREACHABLE, LaunchedPool, PooledImage
-from ckptpipe.pipeline.cuda.records import CheckpointRecord, TargetLock, new_nonce
+from ckptpipe.pipeline.cuda.records import CheckpointRecord, TargetLock, new_nonce, start_time_of
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import Target
 from ckptpipe.pipeline.result import ProcessFacts
@@ -170,7 +170,7 @@ class ProcessSession:
             capture=capture,
             leave=leave,
             controller=os.getpid(),
-            controller_start_time=_start_time(),
+            controller_start_time=start_time_of(os.getpid()),
         )
 
     # -- steps of a save ---------------------------------------------------------------------------------
@@ -353,8 +353,3 @@ class ProcessSession:
 
 def _name(state: ProcessState | None) -> str:
     return "in an unknown state" if state is None else state.name
-
-
-def _start_time() -> int:
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
