@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from ckptpipe.pipeline import build
 from ckptpipe.pipeline.controller import client
@@ -17,11 +17,10 @@ from ckptpipe.pipeline.controller.jobs import JobSummary
 from ckptpipe.pipeline.controller.pidfds import open_pidfd
 from ckptpipe.pipeline.controller.requests import (
     LOCK_TIMEOUT,
-    Capture,
-    Leave,
     RecoverRequest,
     Request,
     RestoreRequest,
+    SaveArguments,
     SaveRequest,
     StateRequest,
     Verb,
@@ -113,25 +112,17 @@ class Controller(ABC):
         pids: Pids,
         *,
         to: Sinks,
-        name: str = "",
-        compress: str = "none",
-        overwrite: bool = False,
-        leave: Leave = "running",
-        evict: bool = False,
-        capture: Capture = "auto",
-        lock_timeout: float = LOCK_TIMEOUT,
         settings: Settings | None = None,
         progress: ProgressCallback | None = None,
+        **more: Unpack[SaveArguments],
     ) -> SaveResult:
         """Save the GPU state of processes as one image, to every URL of ``to``.
 
-        ``leave``: running (a snapshot, they go on) or checkpointed (their GPUs are free afterwards). ``evict``:
-        checkpointed, and the host memory that the image took up is free as well.
-        Raises what `ckptpipe.save` raises, TargetError before a process was touched, CaptureFailed after that.
+        ``more``: see `SaveArguments`; as for `ckptpipe.save`. ``leave``: running (a snapshot, they go on) or checkpointed
+        (their GPUs are free afterwards). ``evict``: checkpointed, and the host memory that the image took up is free as
+        well. Raises what `ckptpipe.save` raises, TargetError before a process was touched, CaptureFailed after that.
         """
-        request = _save_request(
-            to, name, compress, overwrite, leave, evict, capture, lock_timeout, settings or Settings()
-        )
+        request = SaveRequest(sinks=_sinks(to), settings=settings or Settings(), **more)
         return await self._typed(SaveResult, request, pids, progress)
 
     async def restore(
@@ -197,20 +188,12 @@ class Controller(ABC):
         pids: Pids,
         *,
         to: Sinks,
-        name: str = "",
-        compress: str = "none",
-        overwrite: bool = False,
-        leave: Leave = "running",
-        evict: bool = False,
-        capture: Capture = "auto",
-        lock_timeout: float = LOCK_TIMEOUT,
         settings: Settings | None = None,
+        **more: Unpack[SaveArguments],
     ) -> int:
         """Have the controller begin a save that goes on when this process has ended; the job's number. Its outcome
         is in the controller's log. ControllerUnavailable where the work would be done in this process."""
-        request = _save_request(
-            to, name, compress, overwrite, leave, evict, capture, lock_timeout, settings or Settings()
-        )
+        request = SaveRequest(sinks=_sinks(to), settings=settings or Settings(), **more)
         with _held(pids) as targets:
             return await self._begin(request, targets)
 
@@ -249,30 +232,6 @@ class Controller(ABC):
     ) -> T:
         with _held(pids) as targets:
             return self._result(kind, await self._perform(request, targets, progress))
-
-
-def _save_request(
-    to: Sinks,
-    name: str,
-    compress: str,
-    overwrite: bool,
-    leave: Leave,
-    evict: bool,
-    capture: Capture,
-    lock_timeout: float,
-    settings: Settings,
-) -> SaveRequest:
-    return SaveRequest(
-        sinks=_sinks(to),
-        name=name,
-        compress=compress,
-        overwrite=overwrite,
-        leave=leave,
-        evict=evict,
-        capture=capture,
-        lock_timeout=lock_timeout,
-        settings=settings,
-    )
 
 
 def _sinks(to: Sinks) -> tuple[SinkSpec, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict
 
 from ckptpipe.pipeline.controller.errors import ProtocolError
 from ckptpipe.pipeline.controller.records import from_json, to_json
@@ -54,6 +54,18 @@ class VerbRequest(Request):
     @property
     def title(self) -> str:
         return self.verb
+
+
+class SaveArguments(TypedDict, total=False):
+    """What `SaveRequest` has beside sinks and settings, as `Controller.save` and `begin_save` take it."""
+
+    name: str
+    compress: str
+    overwrite: bool
+    leave: Leave
+    evict: bool
+    capture: Capture
+    lock_timeout: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,8 @@ def busy_with(pid: int) -> int | None:
 
 def holder_lives(record: CheckpointRecord) -> bool:
     """Whether the process that holds the driver's operation is still there, and is another than this one."""
-    return record.controller != os.getpid() and controller_lives(record)  # here, the operation would be at hand
+    # Held by this one, the operation would be at hand.
+    return record.controller != os.getpid() and controller_lives(record)
 
 
 def controller_lives(record: CheckpointRecord) -> bool:
