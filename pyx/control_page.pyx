@@ -425,6 +425,8 @@ cdef class ControlPage:
     def rewind(self, uint32_t slot, uint64_t generation, uint64_t start):
         """Of an image with a window whose driver is `behind`: what comes next is at ``start``."""
         cdef ckpt_image* image = self._image(slot, generation)
+        if start > ckpt_image_base(image):  # at no time may [base, ready) hold what is not there
+            ckpt_set_base(image, start)
         ckpt_set_ready(self._page, image, start)
         ckpt_set_base(image, start)
 

@@ -220,7 +220,9 @@ int ckpt_image_unmap(void *address, size_t bytes) {
         if (!moved) ckpt_pool_tear();
         if (end >= image_end) close_slot(i);
     }
+    int cooled = answer && !ckpt_images_mapped() && ckpt_pool_cool();
     pthread_mutex_unlock(&ckpt_pool_lock);
+    if (cooled) ckpt_handover_wake();
     errno = before;
     return answer;
 }

@@ -285,6 +285,17 @@ int ckpt_pool_warm(uint64_t bytes, unsigned width, char *text) {
     return 0;
 }
 
+int ckpt_pool_cool(void) {
+    uint64_t warm = atomic_load(&ckpt_control->pool_warm);
+    uint32_t ready = CKPT_POOL_READY;
+    if (!pool.bytes || pool.torn || !atomic_exchange(&ckpt_control->pool_holes, 0)) return 0;
+    if (pool.wanted < warm) pool.wanted = warm;
+    atomic_store(&ckpt_control->pool_warm, 0);
+    atomic_store(&ckpt_control->pool_huge, 0);
+    atomic_compare_exchange_strong(&ckpt_control->pool_state, &ready, CKPT_POOL_WARMING);
+    return 1;
+}
+
 uint64_t ckpt_pool_wanted(void) {
     return pool.bytes && pool.wanted > atomic_load(&ckpt_control->pool_warm) ? pool.wanted : 0;
 }

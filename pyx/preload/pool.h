@@ -22,6 +22,10 @@ int ckpt_pool_warm(uint64_t bytes, unsigned width, char *text);
 /* The same for a range that is warm but for holes that the controller punched. Asks for no more of the budget. */
 int ckpt_pool_refill(uint64_t offset, uint64_t bytes, char *text);
 
+/* Where holes were punched: the background makes everything ready again. Not while any image is mapped. Returns whether
+ * there is something to do. */
+int ckpt_pool_cool(void);
+
 /* What the background should bring `warm` to; 0 for nothing to do. */
 uint64_t ckpt_pool_wanted(void);
 void ckpt_pool_want(uint64_t bytes);
