@@ -21,6 +21,7 @@ from ckptpipe.pipeline.sources.files import FilesSource
 from ckptpipe.pipeline.sources.stdin import StdinSource
 from ckptpipe.pipeline.sources.synthetic import SyntheticSource
 from ckptpipe.pipeline.spec import SOURCE, GraphSpec, SinkSpec, SourceSpec, StageSpec
+from ckptpipe.pipeline.stages.abc import ChoosingStage
 from ckptpipe.pipeline.stages.auto import AutoStage
 from ckptpipe.pipeline.stages.compress import CompressStage
 from ckptpipe.pipeline.stages.encoded import EncodedStage
@@ -144,7 +145,7 @@ def link(
         )
         graph.add_sink(image, _edge(sink.reads))
         encoder = encoders[sink.reads]
-        if isinstance(encoder, AutoStage | EncodedStage):
+        if isinstance(encoder, ChoosingStage):
             encoder.feeds(image, limits[sink.reads])
     return graph
 

@@ -17,9 +17,8 @@ from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO, Encoding
 from ckptpipe.pipeline.codecs.sink_rate import SinkRate
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
-from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sources.abc import in_parallel
-from ckptpipe.pipeline.stages.abc import Stage
+from ckptpipe.pipeline.stages.abc import ChoosingStage
 from ckptpipe.pipeline.stages.compress import encode_chunk
 from ckptpipe.pyx.staging import StagingRing
 
@@ -40,7 +39,7 @@ LEISURE = 20e6
 """Bytes a second for which ``leisure`` takes the sink: what is small counts, within what CPUs can do."""
 
 
-class AutoStage(Stage):
+class AutoStage(ChoosingStage):
     """Codes a chunk where that gets it into the sink sooner, and passes it on raw where it does not.
 
     A chunk waits for a codec thread only as long as the sink has enough to do: where the codecs cannot keep up, raw
@@ -58,6 +57,7 @@ class AutoStage(Stage):
     ) -> None:
         """``sink_bytes``: what the sinks behind this stage keep in flight. ``transform``: the only one that is to be
         used, or any. ``leisure``: the smallest result counts, not the soonest."""
+        super().__init__()
         self.name = name
         self.choice = CodecChoice("auto")
         self.compressed = 0
@@ -69,8 +69,6 @@ class AutoStage(Stage):
         self._leisure = leisure
         self._slots = self._threads + 1 + max(4, -(-sink_bytes // context.chunk_bytes))
         self._ring: StagingRing | None = None
-        self._sinks: list[Sink] = []
-        self._limit = math.inf
         self._coding = 0
         self._passed_by = 0
         self._coded_share = 0.0  # of the bytes of about the last `RECENT` chunks
@@ -83,11 +81,6 @@ class AutoStage(Stage):
     def backend(self) -> str:
         """What ran, for the result."""
         return "cpu" if self.compressed else ""
-
-    def feeds(self, sink: Sink, limit: float = math.inf) -> None:
-        """``sink`` is behind this stage, with at most ``limit`` bytes a second between them."""
-        self._sinks.append(sink)
-        self._limit = min(self._limit, limit)
 
     async def run(self, edge: Edge, outlet: Outlet) -> None:
         sink = self._sink_rate()

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.codecs import CodecChoice
 from ckptpipe.pipeline.codecs.choices_made import ChoicesMade
 from ckptpipe.pipeline.edge import Edge, Outlet
-from ckptpipe.pipeline.stages.abc import Stage
+from ckptpipe.pipeline.stages.abc import ChoosingStage
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.codecs.decision import Decision
     from ckptpipe.pipeline.codecs.encoding import Encoding
-    from ckptpipe.pipeline.sinks.abc import Sink
 
 
 MEMORY_RATE = 20e9
 """Bytes a second into host memory that is kept (tmpfs): CPUs copy them there. A GPU's codec is faster than that."""
 
 
-class EncodedStage(Stage):
+class EncodedStage(ChoosingStage):
     """Stands where a compress stage stood, and takes chunks that were encoded before they left the GPU.
 
     A chunk without planes is one that the codec was tried on in vain: it is stored raw, and not tried again.
@@ -29,14 +27,13 @@ class EncodedStage(Stage):
 
     def __init__(self, name: str, choice: CodecChoice, backend: str) -> None:
         """``backend``: what encodes, for the result."""
+        super().__init__()
         self.name = name
         self.choice = choice
         self.compressed = 0
         self.raw = 0
         self._backend = backend
         self._shown: dict[int, bool] = {}  # whether the decision that a stream shows compresses it
-        self._sinks: list[Sink] = []
-        self._limit = math.inf
         self._made = ChoicesMade()
         self.piece_chunks = 1  # of a stream, that were decided together
         # Of an auto, by stream and first chunk of a piece.
@@ -45,11 +42,6 @@ class EncodedStage(Stage):
     @property
     def backend(self) -> str:
         return self._backend if self.compressed else ""
-
-    def feeds(self, sink: Sink, limit: float = math.inf) -> None:
-        """``sink`` is behind this stage, with at most ``limit`` bytes a second between them."""
-        self._sinks.append(sink)
-        self._limit = min(self._limit, limit)
 
     def sink_rate(self) -> float:
         """Stored bytes a second that the sinks are thought to take; infinite where they keep nothing."""
