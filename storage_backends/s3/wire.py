@@ -181,6 +181,8 @@ class Wire(asyncio.BufferedProtocol):
             for start in range(0, len(view), _TLS_PIECE):
                 if self._full is not None:
                     await self._full
+                else:
+                    await asyncio.sleep(0)  # encrypting is the loop's work: others take their turns between
                 if transport.is_closing():
                     return False
                 piece = view[start : start + _TLS_PIECE]

@@ -30,7 +30,9 @@ class Fault:
     cut_answer_after: int | None = None  # bytes of the answer (head and body), then both sides are reset
     stall_request_after: int | None = None  # bytes of the request's body, then nothing more is taken
     stall_answer_after: int | None = None  # bytes of the answer, then nothing more is passed on
+    damage_request_at: int | None = None  # offset in the request's body of a byte that is passed on wrong
     answer: bytes | None = None  # said instead of asking the server; the connection ends with it
+    answer_after: int | None = None  # bytes of the body that are taken before `answer` is said; None: all
     lose_answer: bool = False  # the server gets the request and answers, the client sees a reset
     times: int = 1
     seen: int = 0  # how often it struck
@@ -175,6 +177,10 @@ class _Relay:
                 continue
             part, data = data[: self._body_left], data[self._body_left :]
             fault = self._fault
+            wrong = None if fault is None else fault.damage_request_at
+            if wrong is not None and self._asked <= wrong < self._asked + len(part):
+                at = wrong - self._asked
+                part = part[:at] + bytes([part[at] ^ 1]) + part[at + 1 :]
             limit = None if fault is None else fault.cut_request_after
             if limit is not None and self._asked + len(part) >= limit:
                 self._server.sendall(part[: limit - self._asked])
@@ -210,8 +216,10 @@ class _Relay:
         return True
 
     def _say(self, words: bytes, body: bytes) -> bool:
-        """Take the request's body, as a server would, and answer."""
-        self._body_left -= len(body)
+        """Take the request's body, as a server would, and answer; early, and then wait for the client to end."""
+        assert self._fault is not None
+        early = self._fault.answer_after
+        self._body_left = (self._body_left if early is None else early) - len(body)
         while self._body_left > 0:
             ready, _, _ = select.select([self._client, self._proxy._stopping], [], [])
             if self._proxy._stopping in ready:
@@ -221,6 +229,11 @@ class _Relay:
                 return False
             self._body_left -= len(data)
         self._client.sendall(words)
+        if early is not None:
+            dead = select.poll()
+            dead.register(self._client, select.POLLRDHUP)
+            dead.register(self._proxy._stopping, select.POLLIN)
+            dead.poll()
         return False
 
     def _reset(self) -> bool:

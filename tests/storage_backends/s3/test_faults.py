@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ckptpipe.storage_backends.errors import (
+    AccessDenied,
     ObjectNotFound,
     ObjectTruncated,
     StorageError,
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.s3
 DATA = data_of(1, 14 * MIB)
 PARTS: dict[str, Any] = {"part_bytes": 5 * MIB}
 SECOND = b"Range: bytes=1048576-"
+EXPIRED_BODY = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 COMPLETE = b"POST /ckptpipe/tests/complete/object?uploadId="
 
 
@@ -73,10 +75,25 @@ def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
         Fault(b"partNumber=2", answer=answer("500 Internal Server Error"), times=2),
         Fault(b"partNumber=2", stall_request_after=MIB),
         Fault(b"partNumber=2", stall_answer_after=0),
+        Fault(b"partNumber=2", damage_request_at=3 * MIB + 1),
+        Fault(b"partNumber=2", answer=answer("503 Slow Down", SLOW_DOWN_BODY), answer_after=MIB),
+        Fault(b"partNumber=2", answer=answer("400 Bad Request", EXPIRED_BODY)),
         Fault(b"?uploads", lose_answer=True),
         Fault(b"HEAD /", answer=answer("503 Slow Down")),
     ],
-    ids=["cut", "answer-lost", "slow-down", "500", "stall", "no-answer", "create-lost", "head"],
+    ids=[
+        "cut",
+        "answer-lost",
+        "slow-down",
+        "500",
+        "stall",
+        "no-answer",
+        "damaged",
+        "early-slow-down",
+        "expired",
+        "create-lost",
+        "head",
+    ],
 )
 def test_put(
     fault: Fault,
@@ -232,6 +249,88 @@ def test_complete_whose_answer_was_lost_is_a_success(seaweedfs: S3Server, proxy:
     run(seaweedfs, main, endpoint_url=proxy.endpoint_url, prefix="tests/complete", **PARTS)
 
 
+def test_an_error_in_the_middle_of_a_part_ends_the_upload(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    """The server stops taking bytes, and keeps the connection: without a look at its answer this would stall."""
+
+    async def main(store: Store) -> str:
+        body = b"<Error><Code>AccessDenied</Code><Message>Not there.</Message></Error>"
+        refusal = answer("403 Forbidden", body)
+        fault = proxy.add(Fault(b"partNumber=2", answer=refusal, answer_after=MIB, times=99))
+        with pytest.raises(AccessDenied, match=r"part 2: .* refuses: AccessDenied Not there"):
+            await store.write("object", DATA)
+        assert fault.seen == 1
+        assert store.ring.in_use == 0
+        return key_prefix(store.backend)
+
+    prefix = run(seaweedfs, main, endpoint_url=proxy.endpoint_url, stall_timeout=600.0, **PARTS)
+    with boto(seaweedfs) as client:
+        assert uploads(client, seaweedfs, prefix) == []
+
+
+def test_a_connection_that_was_kept_too_long_is_replaced(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    async def main(store: Store) -> None:
+        lost = proxy.add(Fault(b"partNumber=2", cut_request_after=0, times=2))
+        with pytest.raises(TransientError, match="part 2"):  # the kept one, then a fresh one: not for ever
+            await store.write("object", DATA)
+        assert lost.seen == 2
+        again = proxy.add(Fault(b"partNumber=2", cut_request_after=0))
+        await store.write("object", DATA)
+        assert again.seen == 1
+        assert await store.read("object", len(DATA)) == DATA
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, concurrency=1, attempts=1, **PARTS)
+
+
+def test_every_attempt_asks_for_credentials(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    async def main(store: Store) -> None:
+        client = store.backend._shared.client
+        ask, asked = client.credentials.get_frozen_credentials, []
+
+        async def frozen() -> Any:
+            asked.append(await ask())
+            return asked[-1]
+
+        client.credentials.get_frozen_credentials = frozen
+        proxy.add(Fault(b"/object", answer=answer("400 Bad Request", EXPIRED_BODY), times=2))
+        await store.write("object", DATA[:MIB])
+        client.credentials.get_frozen_credentials = ask
+        assert len(asked) >= 3
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)
+
+
+def test_a_redirect_of_a_part_is_followed_by_the_sdk(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+    body = b"<Error><Code>PermanentRedirect</Code><Message>Elsewhere.</Message></Error>"
+
+    async def main(store: Store) -> None:
+        moved = proxy.add(Fault(b"partNumber=2", answer=answer("301 Moved Permanently", body)))
+        await store.write("object", DATA)
+        assert moved.seen == 1
+        assert await store.read("object", len(DATA)) == DATA
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)
+
+
+def test_behind_a_proxy_everything_goes_through_the_sdk(
+    seaweedfs: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", proxy.endpoint_url)
+
+    async def main(store: Store) -> None:
+        cut = proxy.add(Fault(b"partNumber=2", cut_request_after=MIB))
+        early = proxy.add(Fault(b"partNumber=3", answer=answer("500 Internal Server Error")))
+        await store.write("object", DATA)
+        await store.write("small", DATA[:1000])
+        assert await store.read("object", len(DATA)) == DATA
+        assert (cut.seen, early.seen) == (1, 1)
+        assert proxy.connections > 1
+        notes = store.backend.report().notes
+        assert any("writes go through the SDK" in note and "proxy" in note for note in notes)
+        assert store.backend.report().retries == 2
+
+    run(seaweedfs, main, **PARTS)
+
+
 def test_through_the_sdk(seaweedfs: S3Server, proxy: FaultProxy) -> None:
     """As where a proxy is set: slower, and a cut answer goes on all the same."""
 
@@ -267,8 +366,17 @@ def test_conditional_put_whose_answer_was_lost_is_our_own(seaweedfs: S3Server, p
     run(seaweedfs, main, endpoint_url=proxy.endpoint_url)
 
 
-def test_cancelled_in_the_middle_of_an_upload(seaweedfs: S3Server, proxy: FaultProxy) -> None:
+@pytest.mark.parametrize("through_sdk", [False, True])
+@pytest.mark.parametrize("loop_factory", _loops())
+def test_cancelled_in_the_middle_of_an_upload(
+    seaweedfs: S3Server,
+    proxy: FaultProxy,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+    through_sdk: bool,
+) -> None:
     async def main(store: Store) -> str:
+        if through_sdk:
+            store.backend._shared.puts._leave_to_sdk("a test wants it")
         stalled = proxy.add(Fault(b"partNumber=2", stall_request_after=MIB))
         task = asyncio.get_running_loop().create_task(store.write("object", DATA + DATA))
         assert await asyncio.to_thread(stalled.struck.wait, 30)
@@ -278,7 +386,7 @@ def test_cancelled_in_the_middle_of_an_upload(seaweedfs: S3Server, proxy: FaultP
         assert store.ring.in_use == 0
         return key_prefix(store.backend)
 
-    prefix = run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)
+    prefix = run(seaweedfs, main, endpoint_url=proxy.endpoint_url, loop_factory=loop_factory, **PARTS)
     with boto(seaweedfs) as client:
         assert uploads(client, seaweedfs, prefix) == []
 

@@ -14,7 +14,7 @@ from botocore.credentials import ReadOnlyCredentials
 from ckptpipe.storage_backends.errors import AccessDenied, ObjectNotFound, StoreNotFound, Throttled
 from ckptpipe.storage_backends.s3.errors import Place, clean, from_answer, parse_error_body
 from ckptpipe.storage_backends.s3.pace import Pace
-from ckptpipe.storage_backends.s3.sigv4 import Signer
+from ckptpipe.storage_backends.s3.sigv4 import UNSIGNED_PAYLOAD, Signer
 
 PLACE = Place("bucket", "http://127.0.0.1:1", "us-east-1")
 
@@ -34,6 +34,32 @@ def test_signature_is_that_of_botocore(token: str | None, monkeypatch: pytest.Mo
         assert ours["Authorization"] == request.headers["Authorization"]
         assert ours.get("X-Amz-Security-Token") == token
     assert "secret" not in repr(signer._scope)
+
+
+@pytest.mark.parametrize("payload", [UNSIGNED_PAYLOAD, "ab" * 32])
+def test_signature_of_a_put_is_that_of_botocore(payload: str) -> None:
+    credentials = ReadOnlyCredentials("AKID", "secret/key", "token")
+    path, query = "/bucket/a%20b", "partNumber=2&uploadId=x%2Fy%3D%3D"
+    headers = {
+        "Host": "127.0.0.1:8333",
+        "Content-Length": "5",
+        "x-amz-checksum-crc32c": "AAAAAA==",
+        "X-Amz-Content-SHA256": payload,
+    }
+
+    class Auth(S3SigV4Auth):  # type: ignore[misc]
+        def payload(self, request: Any) -> str:
+            return payload
+
+    sent = {name: value for name, value in headers.items() if name != "Content-Length"}
+    request = AWSRequest(method="PUT", url=f"http://127.0.0.1:8333{path}?{query}", headers=sent)
+    Auth(credentials, "s3", "eu-west-1").add_auth(request)
+    stamp = datetime.strptime(request.headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    signer = Signer()
+    signer.sign(
+        path, headers, credentials, "eu-west-1", "s3", stamp, method="PUT", query=query, payload=payload
+    )
+    assert headers["Authorization"] == request.headers["Authorization"]
 
 
 def test_pace_halves_once_a_burst_and_recovers() -> None:
