@@ -27,7 +27,7 @@ from ckptpipe import Settings
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Outlet
-from ckptpipe.pipeline.sources.abc import in_parallel
+from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.sources.synthetic import SyntheticSource
 
 GIB = 1 << 30

@@ -12,9 +12,10 @@ from typing import Any, Literal
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
 from ckptpipe.pipeline.errors import SaveFailed
+from ckptpipe.pipeline.parallel import first_error
 from ckptpipe.pipeline.progress import Progress, ProgressCallback
 from ckptpipe.pipeline.sinks.abc import Sink
-from ckptpipe.pipeline.sources.abc import Source, first_error
+from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.stages.abc import Stage
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.shielded import shielded

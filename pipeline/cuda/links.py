@@ -12,7 +12,7 @@ from ckptpipe.pipeline.cuda import codec_device, topology
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
 from ckptpipe.pipeline.cuda.loading import load_plan
 from ckptpipe.pipeline.cuda.places import DevicePlaces
-from ckptpipe.pipeline.sources.abc import first_error
+from ckptpipe.pipeline.parallel import first_error
 from ckptpipe.pyx.cuda import CopyQueue, CudaError, FileLoader, Pinned, pin, prepare
 from ckptpipe.pyx.cuda_errors import HOST_MEMORY_ALREADY_REGISTERED
 from ckptpipe.pyx.memory import numa_nodes

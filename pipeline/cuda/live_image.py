@@ -9,7 +9,8 @@ from ckptpipe.pipeline.cuda.errors import CheckpointMismatch
 from ckptpipe.pipeline.cuda.session import ProcessSession
 from ckptpipe.pipeline.errors import ImageCorrupt
 from ckptpipe.pipeline.image.reader import ImageReader
-from ckptpipe.pipeline.sources.abc import fillers, in_parallel
+from ckptpipe.pipeline.parallel import in_parallel
+from ckptpipe.pipeline.sources.abc import fillers
 from ckptpipe.pipeline.sources.image import Counts
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
-from ckptpipe.pipeline.sources.abc import Source, in_parallel, lease_in_order
+from ckptpipe.pipeline.sources.abc import Source, lease_in_order
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.shielded import in_thread
 

@@ -12,9 +12,10 @@ from ckptpipe.pipeline.cuda.loading import load
 from ckptpipe.pipeline.decoding import BadChunk
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
-from ckptpipe.pipeline.sources.abc import Source, in_parallel
+from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.device import DeviceRange
 from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pyx.errors import CkptpipeError

@@ -19,9 +19,10 @@ from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import RestoreConflict, SaveFailed
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.names import relative_path, unescape
+from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
-from ckptpipe.pipeline.sources.abc import Source, Stream, in_parallel
+from ckptpipe.pipeline.sources.abc import Source, Stream
 from ckptpipe.pyx.copy import data_ranges
 from ckptpipe.pyx.errors import io_error
 from ckptpipe.pyx.files import free_space, openat2, rename_noreplace

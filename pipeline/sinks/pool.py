@@ -13,9 +13,10 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool, PooledImage
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import ImageIncomplete, UsageError
+from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
-from ckptpipe.pipeline.sources.abc import Source, in_parallel
+from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pyx.staging import Lease, lease_buffer
 from ckptpipe.pyx.workers import WorkerPool

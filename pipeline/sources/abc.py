@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,21 +132,3 @@ async def scanned_chunk(context: GraphContext, lease: Lease, stream: int, number
 def fillers(context: GraphContext) -> int:
     """How many tasks of a source fill slots side by side."""
     return max(2, min(context.ring.slots // 2, 8))
-
-
-async def in_parallel(count: int, work: Any) -> None:
-    """Run ``count`` tasks of the coroutine function ``work``; the first error is raised as itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(count):
-                group.create_task(work())
-    except BaseExceptionGroup as errors:
-        raise first_error(errors) from None
-
-
-def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that matters of a group: the first that is not itself a group."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

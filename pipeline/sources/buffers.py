@@ -9,15 +9,8 @@ from ckptpipe.pipeline.chunk import Chunk, released_on_error
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import UsageError
-from ckptpipe.pipeline.sources.abc import (
-    Source,
-    Stream,
-    clear_padding,
-    fillers,
-    in_parallel,
-    lease_in_order,
-    stream_of,
-)
+from ckptpipe.pipeline.parallel import in_parallel
+from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, lease_in_order, stream_of
 from ckptpipe.pyx.staging import Lease
 
 

@@ -14,7 +14,8 @@ from ckptpipe.pipeline.cuda.links import Link, Links
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.image.entries import StreamKind
 from ckptpipe.pipeline.image.records import PlaneRecord
-from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, first_error
+from ckptpipe.pipeline.parallel import first_error
+from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding
 from ckptpipe.pyx.staging import Lease, StagingRing
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from ckptpipe.pipeline.cuda.session import DRIVER_IMAGE, ProcessSession
 from ckptpipe.pipeline.cuda.target import Mapping
 from ckptpipe.pipeline.cuda.usage import process_bytes
 from ckptpipe.pipeline.edge import Outlet
-from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, in_parallel
+from ckptpipe.pipeline.parallel import in_parallel
+from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.pyx.workers import Scan
 

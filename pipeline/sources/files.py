@@ -18,14 +18,8 @@ from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import SourceChanged, SourceError, UsageError
 from ckptpipe.pipeline.image.entries import TreeEntry
 from ckptpipe.pipeline.image.names import check_path, escape, file_stream
-from ckptpipe.pipeline.sources.abc import (
-    Source,
-    Stream,
-    fillers,
-    in_parallel,
-    scanned_chunk,
-    zero_chunk,
-)
+from ckptpipe.pipeline.parallel import in_parallel
+from ckptpipe.pipeline.sources.abc import Source, Stream, fillers, scanned_chunk, zero_chunk
 from ckptpipe.pyx.errors import io_error
 from ckptpipe.pyx.files import seek_data_ranges
 from ckptpipe.storage_backends.filesystems import cached_share

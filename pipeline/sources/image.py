@@ -16,7 +16,8 @@ from ckptpipe.pipeline.image.damage import Damage
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.reader import Extent, ImageReader
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
-from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, in_parallel, zero_chunk
+from ckptpipe.pipeline.parallel import in_parallel
+from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, zero_chunk
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.staging import Lease, StagingRing
 from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated

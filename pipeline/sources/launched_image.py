@@ -19,7 +19,8 @@ from ckptpipe.pipeline.cuda.session import DRIVER_IMAGE, LAUNCH, ProcessSession
 from ckptpipe.pipeline.cuda.target import Mapping
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.launch import HandoverFailed
-from ckptpipe.pipeline.sources.abc import Stream, fillers, first_error
+from ckptpipe.pipeline.parallel import first_error
+from ckptpipe.pipeline.sources.abc import Stream, fillers
 from ckptpipe.pipeline.sources.driver_image import DriverImageSource, Piece, made
 from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.shielded import in_thread

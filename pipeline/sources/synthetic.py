@@ -9,7 +9,8 @@ from ckptpipe.pipeline.chunk import released_on_error
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import UsageError
-from ckptpipe.pipeline.sources.abc import Source, Stream, fillers, in_parallel, scanned_chunk
+from ckptpipe.pipeline.parallel import in_parallel
+from ckptpipe.pipeline.sources.abc import Source, Stream, fillers, scanned_chunk
 from ckptpipe.pyx.staging import Lease
 
 PATTERNS = ("random", "zeros")

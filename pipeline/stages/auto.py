@@ -17,7 +17,7 @@ from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO, Encoding
 from ckptpipe.pipeline.codecs.sink_rate import SinkRate
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
-from ckptpipe.pipeline.sources.abc import in_parallel
+from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.stages.abc import ChoosingStage
 from ckptpipe.pipeline.stages.compress import encode_chunk
 from ckptpipe.pyx.staging import StagingRing

@@ -9,7 +9,8 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.image.layout import padded
-from ckptpipe.pipeline.sources.abc import clear_padding, in_parallel
+from ckptpipe.pipeline.parallel import in_parallel
+from ckptpipe.pipeline.sources.abc import clear_padding
 from ckptpipe.pipeline.stages.abc import Stage
 from ckptpipe.pyx.staging import Lease
 

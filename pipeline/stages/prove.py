@@ -7,7 +7,7 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
 from ckptpipe.pipeline.errors import SaveFailed
 from ckptpipe.pipeline.image.records import ChunkRecord
-from ckptpipe.pipeline.sources.abc import in_parallel
+from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.stages.abc import Stage
 
 
