@@ -41,7 +41,6 @@ async def ask(
     detach: bool = False,
     progress: ProgressCallback | None = None,
     note: NoteCallback | None = None,
-    began: NoteCallback | None = None,
 ) -> Any:
     """The plain JSON value that the controller answers with; it raises what the controller raised.
 
