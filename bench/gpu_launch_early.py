@@ -20,7 +20,7 @@ from bench.gpu_launch_image import Opened, PoolOf
 from bench.launched import Ask, TimedDriver
 from bench.report import Answer, Table
 from ckptpipe.pipeline import loop
-from ckptpipe.pipeline.cuda import image_window
+from ckptpipe.pipeline.cuda import early_start, image_window
 from ckptpipe.pipeline.spec import SinkSpec
 
 NONE = 1 << 40  # chunks of a window that no image is larger than
@@ -34,6 +34,7 @@ class Way:
     name: str
     chunks: int = image_window.CHUNKS
     rest: float = 0.0
+    idle: bool = True  # the scheduler's class of the threads that fill
 
 
 def ways(cycles: int, rest: float) -> list[Way]:
@@ -43,6 +44,7 @@ def ways(cycles: int, rest: float) -> list[Way]:
         Way("early start, window of half as many chunks", image_window.CHUNKS // 2),
         Way("early start, window of twice as many chunks", image_window.CHUNKS * 2),
         Way("early start, no window", NONE),
+        Way("early start, threads of the usual class", idle=False),
         Way("filled first", 0),
         Way(f"early start, evicted {rest:g} s ago", rest=rest),
         Way(f"filled first, evicted {rest:g} s ago", 0, rest),
@@ -50,12 +52,13 @@ def ways(cycles: int, rest: float) -> list[Way]:
 
 
 @contextmanager
-def window_of(chunks: int) -> Iterator[None]:
-    before, image_window.CHUNKS = image_window.CHUNKS, chunks
+def set_as(way: Way) -> Iterator[None]:
+    before = image_window.CHUNKS, early_start.IDLE
+    image_window.CHUNKS, early_start.IDLE = way.chunks or before[0], way.idle
     try:
         yield
     finally:
-        image_window.CHUNKS = before
+        image_window.CHUNKS, early_start.IDLE = before
 
 
 def early(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer:
@@ -77,7 +80,7 @@ def early(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer
         mapped = launched.image_of(pid).map_seconds
         await asyncio.sleep(way.rest)
         start = time.perf_counter()
-        with window_of(way.chunks or image_window.CHUNKS):
+        with set_as(way):
             result = await ckptpipe.restore(
                 str(folder / "bench"), pid=pid, early_start=bool(way.chunks), driver=driver
             )

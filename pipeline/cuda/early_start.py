@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,9 @@ from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 STILL = 120.0  # seconds in which nothing more of the image comes, after which the library ends the process
+IDLE = (
+    True  # on a quiet machine, what is copied beside the driver is copied by threads that take no CPU from it
+)
 LOOK = 0.005  # seconds between looks whether the driver has gone back, once all has come
 
 
@@ -136,7 +140,7 @@ async def restore_early(
 
     driving = asyncio.create_task(drive(), name="ckptpipe early restore")
     filled = False
-    aside = WorkerPool(context.workers.threads, idle=True)
+    aside = WorkerPool(context.workers.threads, idle=True) if IDLE and quiet() else None
     try:
         counts = await while_alive([session.target for session in sessions], feed())
         filled = True
@@ -150,7 +154,8 @@ async def restore_early(
         if not arrivals.first.is_set():
             driving.cancel()
         await asyncio.wait([driving])
-        await shielded(aside.aclose())
+        if aside is not None:
+            await shielded(aside.aclose())
         if failed and not filled:  # the driver's answer can come before a process that was ended is dead
             await asyncio.gather(*(each.target.end() for each in sessions if each not in ready))
         if not filled and not arrivals.first.is_set():
@@ -161,6 +166,13 @@ async def restore_early(
         await eviction.empty([each for each in sessions if each not in ready and each not in whole])
         raise failed[0]
     return counts
+
+
+def quiet() -> bool:
+    """Whether at most half of the CPUs have something to do: threads that yield to all others starve where they do."""
+    with open("/proc/loadavg", encoding="ascii") as file:  # proc_loadavg(5)
+        running = int(file.read().split()[3].partition("/")[0])
+    return running <= len(os.sched_getaffinity(0)) // 2
 
 
 def _open_windows(ranges: Mapping[str, PoolRange], context: GraphContext) -> dict[str, ImageWindow]:

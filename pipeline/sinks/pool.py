@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from mmap import mmap
@@ -23,6 +24,9 @@ from ckptpipe.pyx.workers import WorkerPool
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.cuda.early_start import Arrivals
+
+
+PATIENCE = 0.02  # seconds in which a chunk of 8 MiB is read and checksummed several times over
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,11 @@ class PoolSink(Sink):
     def _workers(self, to: PoolRange) -> WorkerPool:
         return self._context.workers if self._aside is None or to.pool.hungry(to.image) else self._aside
 
+    def _judge(self, workers: WorkerPool, to: PoolRange, seconds: float) -> None:
+        """Threads aside that the driver has to wait for are starved: other programs keep the CPUs busy."""
+        if workers is self._aside and seconds > PATIENCE and to.pool.hungry(to.image):
+            self._aside = None
+
     async def _clear(self, chunk: Chunk, to: PoolRange) -> None:
         """What lay there before was another part of the image."""
         if self._zeros is None:
@@ -112,6 +121,7 @@ class PoolSink(Sink):
     async def _put(self, chunk: Chunk, to: PoolRange) -> None:
         workers, nbytes, huge = self._workers(to), chunk.raw_bytes, self._huge[id(to.pool)]
         at = to.at(chunk.number * self._context.chunk_bytes)
+        began = time.perf_counter()
         with to.pool.lend(at, nbytes, writable=True) as lent:
             if (place := chunk.place) is not None:
                 try:
@@ -126,6 +136,7 @@ class PoolSink(Sink):
             else:
                 assert chunk.lease is not None
                 found = (await workers.copy(lent, chunk.lease, nbytes, huge=huge)).crc32c
+        self._judge(workers, to, time.perf_counter() - began)
         if found != chunk.raw_crc32c:
             assert isinstance(self._source, ImageSource), "a pool is filled from an image"
             raise self._source.refuse(chunk.stream, chunk.number, found)
