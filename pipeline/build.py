@@ -21,7 +21,7 @@ from ckptpipe.pipeline.sources.files import FilesSource
 from ckptpipe.pipeline.sources.stdin import StdinSource
 from ckptpipe.pipeline.sources.synthetic import SyntheticSource
 from ckptpipe.pipeline.spec import SOURCE, GraphSpec, SinkSpec, SourceSpec, StageSpec
-from ckptpipe.pipeline.stages.abc import ChoosingStage
+from ckptpipe.pipeline.stages.abc import ChoosingStage, CodingStage
 from ckptpipe.pipeline.stages.auto import AutoStage
 from ckptpipe.pipeline.stages.compress import CompressStage
 from ckptpipe.pipeline.stages.encoded import EncodedStage
@@ -108,7 +108,7 @@ def link(
             cure="take letters, digits, '.', '_' and '-', at most 128, the first a letter or digit",
         )
     graph = Graph(source, context, phase=phase)
-    encoders: dict[str, CompressStage | AutoStage | EncodedStage | None] = {SOURCE: None}
+    encoders: dict[str, CodingStage | None] = {SOURCE: None}
     limits = {SOURCE: math.inf}  # bytes a second between a node's encoder and what reads from the node
     for stage in in_order(spec.stages):
         made, wants = (taken or {}).get(stage.name) or (_make_stage(stage, context), None)
@@ -180,7 +180,7 @@ def encoding_of(spec: StageSpec, settings: Settings) -> Encoding:
     return Encoding(codec_of(spec), parse_transform(transform))
 
 
-def _make_stage(spec: StageSpec, context: GraphContext) -> CompressStage | AutoStage | LimitStage:
+def _make_stage(spec: StageSpec, context: GraphContext) -> CodingStage | LimitStage:
     params: Mapping[str, Any] = spec.params
     if spec.kind == "limit":
         return LimitStage(spec.name, float(params["rate"]))

@@ -20,6 +20,7 @@ from ckptpipe.pipeline.result import RunFacts, SaveResult, SinkResult
 from ckptpipe.pipeline.settings import Settings, TransformName
 from ckptpipe.pipeline.sinks.replacement import NotSmaller, ReplacementSink
 from ckptpipe.pipeline.sources.image import ImageSource
+from ckptpipe.pipeline.stages.abc import CodingStage
 from ckptpipe.pipeline.stages.auto import AutoStage
 from ckptpipe.pipeline.stages.compress import CompressStage
 from ckptpipe.pipeline.stages.limit import LimitStage
@@ -106,7 +107,7 @@ async def _recompress(
     async with decoding_for_host(reader, context, None) as decoder:
         source = SameSource(reader, decode=True, decoder=decoder)
         auto = encoding.codec.auto
-        stage: CompressStage | AutoStage
+        stage: CodingStage
         if auto:
             stage = AutoStage(
                 "compress", context, sink_bytes=sink_bytes, transform=encoding.transform, leisure=True

@@ -30,9 +30,7 @@ from ckptpipe.pipeline.image.seal import is_torn
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import RateHint, Sink
 from ckptpipe.pipeline.sources.abc import Source
-from ckptpipe.pipeline.stages.auto import AutoStage
-from ckptpipe.pipeline.stages.compress import CompressStage
-from ckptpipe.pipeline.stages.encoded import EncodedStage
+from ckptpipe.pipeline.stages.abc import CodingStage
 from ckptpipe.pipeline.version import __version__
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound
@@ -60,7 +58,7 @@ class ImageSink(Sink):
         policy: str,
         deadline: float,
         options: Mapping[str, object],
-        compress: CompressStage | AutoStage | EncodedStage | None = None,
+        compress: CodingStage | None = None,
     ) -> None:
         """``compress``: the stage in front of this sink, for manifest and result."""
         self.name = name

@@ -14,8 +14,7 @@ from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest, digest_of
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.sinks.image import ImageSink
 from ckptpipe.pipeline.sources.abc import Source
-from ckptpipe.pipeline.stages.auto import AutoStage
-from ckptpipe.pipeline.stages.compress import CompressStage
+from ckptpipe.pipeline.stages.abc import CodingStage
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import ObjectNotFound
 
@@ -37,7 +36,7 @@ class ReplacementSink(ImageSink):
         *,
         save_id: str,
         options: Mapping[str, object],
-        compress: CompressStage | AutoStage,
+        compress: CodingStage,
         gain: float,
     ) -> None:
         """``gain``: the share of the stored bytes that must be saved, or NotSmaller is raised in place of a commit."""

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ckptpipe.pipeline.codecs import CodecChoice
 from ckptpipe.pipeline.edge import Edge, Outlet
 
 if TYPE_CHECKING:
@@ -18,18 +19,39 @@ class Stage(ABC):
 
     name: str
 
-    def decisions(self, names: Sequence[str]) -> list[dict[str, object]]:
-        """What a stage that chooses encodings chose for each stream, with its numbers; ``names`` are the streams'."""
-        return []
-
     @abstractmethod
     async def run(self, edge: Edge, outlet: Outlet) -> None: ...
 
 
-class ChoosingStage(Stage):
+class CodingStage(Stage):
+    """A stage behind which chunks are encoded: what a sink says of it in manifest and result.
+
+    ``choice``: what was asked for. ``compressed`` and ``raw``: chunks that came out so, those of zeros in neither.
+    """
+
+    def __init__(self, name: str, choice: CodecChoice, backend: str = "cpu") -> None:
+        """``backend``: what encodes."""
+        self.name = name
+        self.choice = choice
+        self.compressed = 0
+        self.raw = 0
+        self._backend = backend
+
+    @property
+    def backend(self) -> str:
+        """What ran, "" where nothing was encoded."""
+        return self._backend if self.compressed else ""
+
+    def decisions(self, names: Sequence[str]) -> list[dict[str, object]]:
+        """What a stage that chooses chose for each stream, with its numbers; ``names`` are the streams'."""
+        return []
+
+
+class ChoosingStage(CodingStage):
     """A stage that chooses encodings by what the sinks behind it take."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, choice: CodecChoice, backend: str = "cpu") -> None:
+        super().__init__(name, choice, backend)
         self._sinks: list[Sink] = []
         self._limit = math.inf
 

@@ -57,11 +57,7 @@ class AutoStage(ChoosingStage):
     ) -> None:
         """``sink_bytes``: what the sinks behind this stage keep in flight. ``transform``: the only one that is to be
         used, or any. ``leisure``: the smallest result counts, not the soonest."""
-        super().__init__()
-        self.name = name
-        self.choice = CodecChoice("auto")
-        self.compressed = 0
-        self.raw = 0
+        super().__init__(name, CodecChoice("auto"))
         self.made = ChoicesMade()
         self._context = context
         self._threads = context.codecs.threads
@@ -76,11 +72,6 @@ class AutoStage(ChoosingStage):
         self._changed = asyncio.Event()
         self._kinds: dict[int, Kind] = {}  # of each stream's last chunk that was looked at
         self._last: Kind | None = None
-
-    @property
-    def backend(self) -> str:
-        """What ran, for the result."""
-        return "cpu" if self.compressed else ""
 
     async def run(self, edge: Edge, outlet: Outlet) -> None:
         sink = self._sink_rate()
@@ -222,5 +213,4 @@ class AutoStage(ChoosingStage):
         return self._ring
 
     def decisions(self, names: Sequence[str]) -> list[dict[str, object]]:
-        """What was decided, by stream; ``names`` are the streams'."""
         return self.made.as_json(names)

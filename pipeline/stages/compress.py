@@ -11,11 +11,11 @@ from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.sources.abc import clear_padding
-from ckptpipe.pipeline.stages.abc import Stage
+from ckptpipe.pipeline.stages.abc import CodingStage
 from ckptpipe.pyx.staging import Lease
 
 
-class CompressStage(Stage):
+class CompressStage(CodingStage):
     """Encodes each chunk with one codec, behind a transform; keeps it raw where the gain is under `GAIN`.
 
     Output slots come from a ring of the stage's own, and one is reserved before a chunk is taken: a chunk in
@@ -33,19 +33,11 @@ class CompressStage(Stage):
                 f"{choice} is written on a GPU only, and what stage {name} reads lies in host memory",
                 cure="take zstd or deflate, which the CPU writes",
             )
-        self.name = name
-        self.choice = choice
+        super().__init__(name, choice)
         self.encoding = encoding
-        self.compressed = 0
-        self.raw = 0
         self._context = context
         self._threads = context.codecs.threads
         self._ring = context.make_ring(self._threads + 1 + max(4, -(-sink_bytes // context.chunk_bytes)))
-
-    @property
-    def backend(self) -> str:
-        """What ran, for the result."""
-        return "cpu" if self.compressed else ""
 
     async def run(self, edge: Edge, outlet: Outlet) -> None:
         async def encode() -> None:

@@ -27,21 +27,12 @@ class EncodedStage(ChoosingStage):
 
     def __init__(self, name: str, choice: CodecChoice, backend: str) -> None:
         """``backend``: what encodes, for the result."""
-        super().__init__()
-        self.name = name
-        self.choice = choice
-        self.compressed = 0
-        self.raw = 0
-        self._backend = backend
+        super().__init__(name, choice, backend)
         self._shown: dict[int, bool] = {}  # whether the decision that a stream shows compresses it
         self._made = ChoicesMade()
         self.piece_chunks = 1  # of a stream, that were decided together
         # Of an auto, by stream and first chunk of a piece.
         self._encodings: dict[tuple[int, int], Encoding] = {}
-
-    @property
-    def backend(self) -> str:
-        return self._backend if self.compressed else ""
 
     def sink_rate(self) -> float:
         """Stored bytes a second that the sinks are thought to take; infinite where they keep nothing."""
