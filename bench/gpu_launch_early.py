@@ -41,6 +41,7 @@ def ways(cycles: int, rest: float) -> list[Way]:
     usual = [Way("early start")] * cycles
     return [
         *usual,
+        Way("early start, window of a quarter of the chunks", image_window.CHUNKS // 4),
         Way("early start, window of half as many chunks", image_window.CHUNKS // 2),
         Way("early start, window of twice as many chunks", image_window.CHUNKS * 2),
         Way("early start, no window", NONE),

@@ -35,6 +35,7 @@ class ImageWindow:
         self._chunks = chunks
         self._chunk_bytes = chunk_bytes
         self.unwanted = False  # the driver refused the image: nothing of it goes into the window any more
+        self._turn = asyncio.Lock()
         self._first = 0  # the lowest chunk that is kept
 
     async def room(self, number: int) -> None:
@@ -44,12 +45,15 @@ class ImageWindow:
         LeftBehind where the driver has gone back.
         """
         first = number - self._chunks + 1
-        while first > self._first and not self.unwanted:
-            if self.pool.advance(self.image, first * self._chunk_bytes):
-                self._first = max(first, self._first)
-                return
-            self.look()
-            await asyncio.sleep(LOOK)
+        if first <= self._first:
+            return
+        async with self._turn:  # first come, first served: only one looks
+            while first > self._first and not self.unwanted:
+                if self.pool.advance(self.image, first * self._chunk_bytes):
+                    self._first = first
+                    return
+                self.look()
+                await asyncio.sleep(LOOK)
 
     def look(self) -> None:
         """LeftBehind where the driver has gone back, and waits."""
