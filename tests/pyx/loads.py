@@ -1,0 +1,73 @@
+"""A queue of copies that loads files, and files that count who holds them: for tests of the file loader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ckptpipe.pyx import cuda
+from tests.pyx.gpu import Machine
+
+PIECE = 64 << 10
+PLAN = cuda.LoadPlan(threads=2, buffers=4, copy_bytes=PIECE, part_bytes=PIECE // 4)
+
+
+class HeldFile:
+    """A descriptor, and how many hold it."""
+
+    def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
+        self.descriptor = os.open(path, flags)
+        self.holds = 1
+        self.most = 1
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def share(self) -> HeldFile:
+        self.holds += 1
+        self.most = max(self.most, self.holds)
+        return self
+
+    def release(self) -> None:
+        assert self.holds > 0
+        self.holds -= 1
+
+
+@contextmanager
+def held(path: Path, flags: int = os.O_RDONLY) -> Iterator[HeldFile]:
+    file = HeldFile(path, flags)
+    try:
+        yield file
+        assert file.holds == 1, "every operation gives its hold back"
+    finally:
+        os.close(file.descriptor)
+
+
+class Loading:
+    """A queue with a loader, closed in order."""
+
+    def __init__(self, gpus: Machine, plan: cuda.LoadPlan = PLAN, **options: Any) -> None:
+        self._gpus, self._plan, self._options = gpus, plan, options
+
+    async def __aenter__(self) -> cuda.CopyQueue:
+        context = self._gpus.context(0)
+        self.queue = cuda.CopyQueue(0, context, **self._options)
+        self.loader = await cuda.FileLoader.open(self.queue, context, self._plan)
+        return self.queue
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.loader.aclose()
+        await self.queue.aclose()
+
+
+def load_threads() -> int:
+    names = []
+    for entry in os.listdir("/proc/self/task"):
+        try:
+            names.append(Path(f"/proc/self/task/{entry}/comm").read_text(encoding="ascii").strip())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return names.count("ckpt-cuda-load")
