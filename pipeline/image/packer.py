@@ -96,6 +96,8 @@ class Packer:
     def _is_small(self, chunk: Chunk) -> bool:
         assert chunk.lease is not None
         size = padded(chunk.stored_bytes)
+        if self._gather_ring is not None and size > self._gather_ring.slot_bytes:
+            return False  # the slots were sized after a chunk that held less memory
         if size * GATHER_SHARE <= chunk.lease.footprint:
             return True
         return size < min(self._backend.capabilities.write_size, GATHER_WRITE)

@@ -11,7 +11,7 @@ import pytest
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.image.index_builder import IndexBuilder
-from ckptpipe.pipeline.image.packer import Packer
+from ckptpipe.pipeline.image.packer import GATHER_WRITE, Packer
 from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.pipeline.sources.abc import scanned_chunk
 from ckptpipe.pyx.staging import lease_buffer
@@ -90,6 +90,33 @@ def test_small_chunks_share_slots_and_leave_the_ring_free() -> None:
         stored = await backend.read_bytes(packer.objects[0].name, limit=1 << 30)
         pages = [stored[at : at + 4096] for at in range(0, len(stored), 4096)]
         assert pages == [item.ljust(4096, b"\0") for item in data]
+        await backend.aclose()
+
+    in_context(body)
+    forget("packer")
+
+
+def test_small_for_its_own_slot_but_larger_than_the_slots_that_gather() -> None:
+    """A lease that is a range of its own, as stages wrap them, hides how much memory stands behind it."""
+    data = [os.urandom(100), os.urandom(GATHER_WRITE + 4096), os.urandom(200)]
+
+    async def body(context: GraphContext) -> None:
+        backend = await backend_of(context)
+        index = IndexBuilder(8 * GATHER_WRITE)
+        packer = Packer(backend, new_save_id(), index, context.workers, context.make_ring)
+        slots = context.make_ring(2, 8 * GATHER_WRITE)
+        for number, item in enumerate(data):
+            if number == 1:
+                lease = await slots.acquire()
+            else:
+                lease = lease_buffer(bytearray(4096))
+            with memoryview(lease) as view:
+                view[: len(item)] = item
+            await packer.add(await scanned_chunk(context, lease, 0, number, len(item)))
+        await packer.finish()
+        stored = await backend.read_bytes(packer.objects[0].name, limit=1 << 30)
+        for item in data:
+            assert item in stored
         await backend.aclose()
 
     in_context(body)
