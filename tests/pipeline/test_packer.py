@@ -109,7 +109,7 @@ def test_small_for_its_own_slot_but_larger_than_the_slots_that_gather() -> None:
             if number == 1:
                 lease = await slots.acquire()
             else:
-                lease = lease_buffer(bytearray(4096))
+                lease = lease_buffer(bytearray(64 * KIB))
             with memoryview(lease) as view:
                 view[: len(item)] = item
             await packer.add(await scanned_chunk(context, lease, 0, number, len(item)))
