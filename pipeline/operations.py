@@ -28,7 +28,7 @@ from ckptpipe.pipeline.sinks.image import ImageSink
 from ckptpipe.pipeline.sinks.nothing import NothingSink
 from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.image import Counts, ImageSource
-from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
+from ckptpipe.pipeline.spec import LOCK_TIMEOUT, Capture, GraphSpec, Leave, SinkSpec, SourceSpec
 from ckptpipe.pipeline.stages.abc import Stage
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import StoreNotFound
@@ -37,7 +37,7 @@ from ckptpipe.storage_backends.shielded import shielded
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.controller.controller import Where
-    from ckptpipe.pipeline.cuda.choice import Capture, Leave, PlanCallback
+    from ckptpipe.pipeline.cuda.choice import PlanCallback
     from ckptpipe.pipeline.cuda.driver import CudaDriver
 
 Options = Mapping[str, object]
@@ -57,7 +57,7 @@ async def save(
     leave: Leave = "running",
     evict: bool = False,
     capture: Capture = "auto",
-    lock_timeout: float = 30.0,
+    lock_timeout: float = LOCK_TIMEOUT,
     device_buffers: Mapping[str, Any] | None = None,
     on_plan: PlanCallback | None = None,
     driver: CudaDriver | None = None,

@@ -8,6 +8,12 @@ from typing import Any, Literal
 
 SOURCE = "source"  # the name under which stages and sinks read the source itself
 
+Capture = Literal["auto", "custom-storage", "launch", "driver-image"]
+"""How a process's GPU memory is taken."""
+Leave = Literal["running", "checkpointed"]
+"""What a process is after its save."""
+LOCK_TIMEOUT = 30.0  # seconds that a process's GPU work may take to come to a halt
+
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:

@@ -117,7 +117,7 @@ def save(
       tar c /srv | ckptpipe save - --stdin-name srv.tar --to s3://bucket/images --compress auto
       ckptpipe save --pid 4242 --leave checkpointed --to s3://bucket/images --name a
     """
-    from ckptpipe.pipeline.spec import SinkSpec, SourceSpec
+    from ckptpipe.pipeline.spec import LOCK_TIMEOUT, SinkSpec, SourceSpec
 
     if not pids:
         refuse_without_pid(
@@ -158,7 +158,7 @@ def save(
             leave="checkpointed" if evict else leave or "running",
             evict=evict,
             capture=capture or "auto",
-            lock_timeout=30.0 if lock_timeout is None else lock_timeout,
+            lock_timeout=LOCK_TIMEOUT if lock_timeout is None else lock_timeout,
             settings=settings,
         )
         return

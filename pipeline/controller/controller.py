@@ -16,7 +16,6 @@ from ckptpipe.pipeline.controller.errors import ControllerUnavailable
 from ckptpipe.pipeline.controller.jobs import JobSummary
 from ckptpipe.pipeline.controller.pidfds import open_pidfd
 from ckptpipe.pipeline.controller.requests import (
-    LOCK_TIMEOUT,
     RecoverRequest,
     Request,
     RestoreRequest,
@@ -30,7 +29,7 @@ from ckptpipe.pipeline.controller.target_report import TargetReport
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, SaveResult
 from ckptpipe.pipeline.settings import Settings
-from ckptpipe.pipeline.spec import SinkSpec
+from ckptpipe.pipeline.spec import LOCK_TIMEOUT, SinkSpec
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.cuda.recovery import RecoverResult

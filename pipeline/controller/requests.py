@@ -9,13 +9,10 @@ from typing import Any, ClassVar, Literal, TypedDict
 from ckptpipe.pipeline.controller.errors import ProtocolError
 from ckptpipe.pipeline.controller.records import from_json, to_json
 from ckptpipe.pipeline.settings import Settings
-from ckptpipe.pipeline.spec import SinkSpec
+from ckptpipe.pipeline.spec import LOCK_TIMEOUT, Capture, Leave, SinkSpec
 
-Leave = Literal["running", "checkpointed"]
-Capture = Literal["auto", "custom-storage", "launch", "driver-image"]
 Verb = Literal["lock", "checkpoint", "restore", "unlock"]
 
-LOCK_TIMEOUT = 30.0  # seconds
 TARGETS_MAX = 64
 TIMEOUT_MAX = 86400.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
 from ckptpipe.pipeline.cuda.errors import CaptureUnavailable, TargetError
@@ -12,8 +11,6 @@ from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, LAUNCH, Process
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.errors import UsageError
 
-Capture = Literal["auto", "custom-storage", "launch", "driver-image"]
-Leave = Literal["running", "checkpointed"]
 CAPTURES = ("auto", CUSTOM, LAUNCH, DRIVER_IMAGE)
 LEAVES = ("running", "checkpointed")
 

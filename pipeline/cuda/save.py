@@ -28,14 +28,13 @@ from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.device import DeviceSource
 from ckptpipe.pipeline.sources.driver_image import DriverImageSource
 from ckptpipe.pipeline.sources.launched_image import LaunchedImageSource
-from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec
+from ckptpipe.pipeline.spec import LOCK_TIMEOUT, GraphSpec, SinkSpec, SourceSpec
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import NoSpace, StorageError
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
 
-LOCK_TIMEOUT = 30.0  # seconds
 Options = Mapping[str, object]
 
 
