@@ -63,11 +63,11 @@ def test_a_slow_sink_gets_what_is_small(workdir: Path) -> None:
     image = workdir / "a" / "i"
 
     async def main() -> None:
-        result = await ckptpipe.run_graph(limited(str(workdir / "a"), 8e6), settings=CHUNKS)
+        result = await ckptpipe.run_graph(limited(str(workdir / "a"), 3e6), settings=CHUNKS)
         assert isinstance(result, ckptpipe.SaveResult)
         told = chosen(result)
         assert told["weights"]["encoding"].endswith("planes2")
-        assert told["weights"]["ratio"] > 1.25 and told["weights"]["expected_ratio"] > 1.4
+        assert told["weights"]["ratio"] > 1.1 and told["weights"]["expected_ratio"] > 1.4
         assert told["text"]["ratio"] > 2
         assert told["noise"]["encoding"] == "none" and told["noise"]["reason"].startswith("random")
         assert told["weights"]["codec_rate"] > 0 and told["weights"]["sink_rate"] > 0
