@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
+
+
+class Stopped(Exception):
+    """Nobody waits for the result any more: the codec stopped half-way."""
+
+
+def go_on() -> None:
+    """The checkpoint of work that nothing stops."""
 
 
 class Codec(ABC):
@@ -13,6 +21,8 @@ class Codec(ABC):
     name: ClassVar[str]
     id: ClassVar[int]  # in the index's plane records; never reused
     backend: ClassVar[str]  # cpu | nvcomp-cuda | decompression-engine
+    checkpoint: Callable[[], None] = staticmethod(go_on)
+    """Called from time to time by codecs that take long; raises `Stopped` where the work is to end."""
 
     @abstractmethod
     def clone(self) -> Codec: ...

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ckptpipe.pipeline.codecs import codec_for_id, make_codec
-from ckptpipe.pipeline.codecs.abc import Codec
+from ckptpipe.pipeline.codecs.abc import Codec, go_on
 from ckptpipe.pipeline.codecs.choice import CodecChoice
 from ckptpipe.pipeline.codecs.deflate import DeflateCodec
 from ckptpipe.pipeline.codecs.encoding import GAIN, TRANSFORM_AUTO, Encoding
@@ -33,6 +34,7 @@ class ChunkCodec:
     def __init__(self) -> None:
         self._codecs: dict[CodecChoice | int, Codec] = {}
         self._scratch = bytearray()
+        self.checkpoint: Callable[[], None] = go_on  # of the job at hand, for every codec
 
     def encode(self, encoding: Encoding, source: memoryview, destination: memoryview) -> Encoded:
         """Encode ``source`` into ``destination``, plane by plane, each coded where that saves `GAIN` of it.
@@ -156,6 +158,7 @@ class ChunkCodec:
         codec = self._codecs.get(key)
         if codec is None:
             codec = self._codecs[key] = codec_for_id(key) if isinstance(key, int) else make_codec(key)
+        codec.checkpoint = self.checkpoint
         return codec
 
     def _room(self, nbytes: int) -> bytearray:

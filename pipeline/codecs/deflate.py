@@ -64,6 +64,7 @@ class DeflateCodec(Codec):
         lengths = []
         at = 0
         for start in range(0, source.nbytes, block_bytes):
+            self.checkpoint()
             with source[start : start + block_bytes] as block, destination[at:] as room:
                 coded = compress(block)
                 stored = len(coded)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from ckptpipe.pipeline.codecs.abc import Stopped
 from ckptpipe.pipeline.codecs.chunk_codec import ChunkCodec, Encoded
 from ckptpipe.pipeline.codecs.encoding import Encoding
 
@@ -25,7 +26,7 @@ class CodecPool:
     """``threads`` threads (0: one a usable CPU, at most 32), each with codecs and scratch of its own, one chunk's size.
 
     A job holds a lease of its own on both ranges until its thread is done with them, also when the task
-    that asked for it was cancelled. Jobs wait in the order they came; the ring bounds how many there are.
+    that asked for it was cancelled: it stops then at its codec's next checkpoint. Jobs wait in the order they came; the ring bounds how many there are.
     Used from one loop, the one that runs when the first job is queued.
     """
 
@@ -114,10 +115,16 @@ class CodecPool:
         answer: asyncio.Future[T] = loop.create_future()
         held = source.share(), destination.share()
         spent = 0.0
+        unwanted = threading.Event()
+
+        def checkpoint() -> None:
+            if unwanted.is_set():
+                raise Stopped
 
         def job() -> T:
             nonlocal spent
             start = time.thread_time()
+            self._codec().checkpoint = checkpoint
             try:
                 with memoryview(held[0]) as read_all, memoryview(held[1]) as write_all:
                     with read_all[:nbytes] as read, write_all[:limit] as write:
@@ -156,5 +163,6 @@ class CodecPool:
         try:
             return await answer
         except asyncio.CancelledError:
+            unwanted.set()
             queued.cancel()  # succeeds only where no thread has begun: the callback runs all the same
             raise

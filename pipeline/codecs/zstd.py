@@ -7,7 +7,8 @@ route, which writes to the destination itself and allocates no window.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import zstandard
 
@@ -16,6 +17,9 @@ from ckptpipe.pipeline.codecs.choice import ZSTD_DEFAULT_LEVEL
 from ckptpipe.pipeline.codecs.zstd_frame import read_frame
 
 CHUNK_WINDOW_MAX = 64 << 20  # bytes; a chunk is no larger
+SLOW_LEVEL = 10
+PIECE, SLOW_PIECE = 1 << 20, 128 << 10
+"""Bytes coded between two checkpoints, the smaller number from `SLOW_LEVEL` on (a MB takes up to a second there)."""
 
 
 class ZstdCodec(Codec):
@@ -43,7 +47,9 @@ class ZstdCodec(Codec):
                 level=self.level, write_content_size=True, write_checksum=False, write_dict_id=False
             )
         written = 0
-        with self._compressor.stream_reader(source, size=source.nbytes) as reader:
+        pieces: Any = _Pieces(source, self.checkpoint)  # the stubs ask for more than is called
+        step = SLOW_PIECE if self.level >= SLOW_LEVEL else PIECE
+        with self._compressor.stream_reader(pieces, size=source.nbytes, read_size=step) as reader:
             while written < destination.nbytes:
                 with destination[written:] as rest:
                     count = reader.readinto(rest)
@@ -81,3 +87,18 @@ class ZstdCodec(Codec):
             raise ValueError(f"the zstd frame gives {filled} bytes where {wanted} belong")
         if surplus:
             raise ValueError(f"the zstd frame gives more than {wanted} bytes")
+
+
+class _Pieces:
+    """A buffer as a file, which has a checkpoint before each piece and copies nothing."""
+
+    def __init__(self, source: memoryview, checkpoint: Callable[[], None]) -> None:
+        self._source = source
+        self._checkpoint = checkpoint
+        self._at = 0
+
+    def read(self, size: int) -> memoryview:
+        self._checkpoint()
+        start = self._at
+        self._at = min(start + size, self._source.nbytes)
+        return self._source[start : self._at]

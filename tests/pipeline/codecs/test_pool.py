@@ -158,6 +158,31 @@ def test_a_cancelled_job_keeps_its_slots_until_the_thread_is_done(gate: Gate) ->
     run(scenario)
 
 
+class Endless(Gate):
+    """A codec that would never end, but for its checkpoint."""
+
+    def compress_into(self, source: memoryview, destination: memoryview) -> int:
+        self.entered.release()
+        while True:
+            self.checkpoint()
+
+
+def test_a_cancelled_job_stops_at_its_next_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = Endless()
+    monkeypatch.setattr(chunk_codec, "make_codec", lambda choice: endless)
+
+    async def scenario(pool: CodecPool, ring: StagingRing) -> None:
+        with await filled(ring, DATA) as source, await ring.acquire() as destination:
+            task = started(pool.compress(ZSTD, source, len(DATA), destination, SLOT))
+            await entered(endless)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.wait_for(pool.aclose(), 60)
+
+    run(scenario, threads=1)
+
+
 def test_a_queued_job_that_is_cancelled_never_runs(gate: Gate) -> None:
     async def scenario(pool: CodecPool, ring: StagingRing) -> None:
         with (
