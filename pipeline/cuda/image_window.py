@@ -12,7 +12,7 @@ import asyncio
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool, PooledImage
 from ckptpipe.pyx.errors import CkptpipeError
 
-CHUNKS = 24  # at a time: of 8 MiB, what a driver reads in 8 ms
+CHUNKS = 12  # at a time: of 8 MiB they stay in the cache; on an H200 twice as many took 8 % longer, four times 17 %
 LOOK = 0.0005  # seconds between looks at how far the driver is
 
 
