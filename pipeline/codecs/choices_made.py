@@ -23,6 +23,13 @@ STREAMS_MAX = 32
 CPU_REASON = "too little is gained for the CPU time that it takes from everything else"
 LEISURE_REASON = "the smallest that some time buys"
 RAW_REASON = "the sink took most chunks before a codec had time for them"
+UNSEEN_REASON = "the sink took them before a codec had time to look"
+VAIN_REASON = "most chunks did not get smaller"
+EARLIER_REASON = "most raw bytes a second into the sink at the time"
+
+SMALLEST = 8192
+"""Bytes; a smaller chunk is stored raw: padding to 4096 leaves nothing to gain."""
+SMALL_REASON = f"chunks under {SMALLEST} bytes are stored as they are: padding leaves nothing to gain"
 
 
 @dataclass(slots=True)
@@ -30,12 +37,15 @@ class _Stream:
     raw_bytes: int = 0
     stored_bytes: int = 0
     chunks: Counter[str] = field(default_factory=Counter)  # by encoding; "raw" for none
-    decision: Decision | None = None
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)  # chunks by encoding and reason
+    decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)  # the last of each
+    decision: Decision | None = None  # made before the chunks came
 
     def take(self, other: _Stream) -> None:
         self.raw_bytes += other.raw_bytes
         self.stored_bytes += other.stored_bytes
         self.chunks += other.chunks
+        self.reasons += other.reasons
 
 
 class ChoicesMade:
@@ -53,14 +63,36 @@ class ChoicesMade:
     def add(self, chunk: Chunk, kind: Kind | None, encoding: Encoding | None) -> None:
         """``chunk`` was stored in ``encoding``, raw where that is None. ``kind``: of the last chunk of its
         stream that was looked at."""
-        assert self._chooser is not None and self._sink is not None
         stream = self.count(chunk, encoding)
-        if kind is not None and (stream.decision is None or encoding is not None):
-            stream.decision = decide(kind.facts, self._chooser.rates(kind), self._sink.rate)
-            if stream.decision.compresses and self._chooser.choose(kind) is None:
-                stream.decision = replace(stream.decision, encoding=RAW, reason=CPU_REASON)
-            if self._sink.fixed and stream.decision.compresses:
-                stream.decision = replace(stream.decision, sink_rate=0.0, reason=LEISURE_REASON)
+        label = _label(encoding)
+        if encoding is None and chunk.raw_bytes < SMALLEST:
+            stream.reasons[label, SMALL_REASON] += 1
+            return
+        decision = None if kind is None else self._decision(kind, encoding)
+        reason = UNSEEN_REASON if decision is None else decision.reason
+        stream.reasons[label, reason] += 1
+        if decision is not None:
+            stream.decisions[label, reason] = decision
+
+    def _decision(self, kind: Kind, encoding: Encoding | None) -> Decision:
+        """Why a chunk like ``kind`` is stored in ``encoding``."""
+        assert self._chooser is not None and self._sink is not None
+        rates, fixed = self._chooser.rates(kind), self._sink.fixed
+        made = decide(kind.facts, rates, self._sink.rate)
+        if encoding is None:
+            if not made.compresses:
+                return made
+            if self._chooser.choose(kind) is None:
+                return replace(made, encoding=RAW, expected_ratio=1.0, codec_rate=0.0, reason=CPU_REASON)
+            return replace(made, encoding=RAW, reason=VAIN_REASON if fixed else RAW_REASON)
+        if made.encoding != encoding:
+            ratio, rate = next(
+                ((each.ratio, each.rate) for each in rates if each.encoding == encoding), (1.0, 0.0)
+            )
+            made = replace(
+                made, encoding=encoding, expected_ratio=ratio, codec_rate=rate, reason=EARLIER_REASON
+            )
+        return replace(made, sink_rate=0.0, reason=LEISURE_REASON) if fixed else made
 
     def decided(self, stream: int, decision: Decision) -> None:
         """What was decided for a stream before its chunks came."""
@@ -71,7 +103,7 @@ class ChoicesMade:
         stream = self._streams.setdefault(chunk.stream, _Stream())
         stream.raw_bytes += chunk.raw_bytes
         stream.stored_bytes += chunk.stored_bytes
-        stream.chunks["raw" if encoding is None else str(encoding)] += 1
+        stream.chunks[_label(encoding)] += 1
         return stream
 
     def as_json(self, names: Sequence[str]) -> list[dict[str, object]]:
@@ -98,19 +130,29 @@ def _shown(name: str, stream: _Stream) -> dict[str, object]:
         "ratio": round(stream.raw_bytes / max(stream.stored_bytes, 1), 3),
         "chunks": dict(sorted(stream.chunks.items())),
     }
-    decision = stream.decision
-    if decision is None:
-        shown["reason"] = RAW_REASON
+    reasons = [key for key in stream.reasons if key[0] == most]
+    if reasons:
+        key = max(reasons, key=lambda each: (stream.reasons[each], each))
+        reason, decision = key[1], stream.decisions.get(key)
     else:
+        decision = stream.decision
+        in_vain = most == "raw" and decision is not None and decision.compresses
+        reason = VAIN_REASON if in_vain else decision.reason if decision is not None else ""
+    if decision is not None:
         shown |= {
             "expected_ratio": round(decision.expected_ratio, 3),
             "codec_rate": _whole(decision.codec_rate),
             "sink_rate": _whole(decision.sink_rate),
-            "reason": RAW_REASON if most == "raw" and decision.compresses else decision.reason,
         }
-        if decision.facts is not None:
-            shown["sample"] = decision.facts.as_json()
+    if reason:
+        shown["reason"] = reason
+    if decision is not None and decision.facts is not None:
+        shown["sample"] = decision.facts.as_json()
     return shown
+
+
+def _label(encoding: Encoding | None) -> str:
+    return "raw" if encoding is None else str(encoding)
 
 
 def _whole(rate: float) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.codecs import CodecChoice
-from ckptpipe.pipeline.codecs.choices_made import ChoicesMade
+from ckptpipe.pipeline.codecs.choices_made import SMALLEST, ChoicesMade
 from ckptpipe.pipeline.codecs.chooser import Chooser, Kind
 from ckptpipe.pipeline.codecs.cpu_budget import CpuBudget
 from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO, Encoding
@@ -22,8 +22,6 @@ from ckptpipe.pipeline.stages.abc import ChoosingStage
 from ckptpipe.pipeline.stages.compress import encode_chunk
 from ckptpipe.pyx.staging import StagingRing
 
-SMALLEST = 8192
-"""Bytes; a smaller chunk is stored raw: padding to 4096 leaves nothing to gain."""
 NICE = 10
 """What codec threads are nicer than the rest: copies, checksums and writes come first where CPUs are short."""
 RECENT = 16

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from ckptpipe.pipeline.codecs import CodecChoice, Encoding
-from ckptpipe.pipeline.codecs.choices_made import RAW_REASON, ChoicesMade
+from ckptpipe.pipeline.codecs.choices_made import (
+    CPU_REASON,
+    RAW_REASON,
+    SMALL_REASON,
+    UNSEEN_REASON,
+    ChoicesMade,
+)
 from ckptpipe.pipeline.codecs.chooser import Chooser, Kind, Learnt
 from ckptpipe.pipeline.codecs.chunk_codec import ChunkCodec
 from ckptpipe.pipeline.codecs.sink_rate import SinkRate
@@ -105,13 +111,34 @@ def test_what_was_chosen_is_told_by_stream(kind: Kind) -> None:
     made.add(Stored(0, 100, 50), kind, FAST)  # type: ignore[arg-type]
     made.add(Stored(0, 100, 100), kind, None)  # type: ignore[arg-type]
     made.add(Stored(0, 100, 50), kind, FAST)  # type: ignore[arg-type]
-    made.add(Stored(1, 1000, 1000), None, None)  # type: ignore[arg-type]
+    made.add(Stored(1, 10_000, 10_000), None, None)  # type: ignore[arg-type]
     second, first = made.as_json(["files/a", "files/b"])
     assert first["streams"] == "files/a" and first["encoding"] == "zstd:1 planes2"
     assert first["chunks"] == {"raw": 1, "zstd:1 planes2": 2} and first["ratio"] == 1.5
     assert first["codec_rate"] == 2_000_000_000 and first["sink_rate"] == 1_000_000_000
     assert set(first["sample"]) == {"entropy", "planes2", "planes4", "zeros", "repeats"}  # type: ignore[call-overload]
-    assert second["encoding"] == "none" and second["reason"] == RAW_REASON
+    assert second["encoding"] == "none" and second["reason"] == UNSEEN_REASON
+
+
+def test_the_reason_is_that_of_what_was_mostly_done(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = SinkRate(1e9, 0)
+    chooser, made = Chooser(2, sink), ChoicesMade()
+    made.begin(chooser, sink)
+    for _ in range(3):
+        made.add(Stored(0, 100_000, 50_000), kind, FAST)  # type: ignore[arg-type]
+        made.add(Stored(1, 5000, 5000), kind, None)  # type: ignore[arg-type]
+        made.add(Stored(2, 100_000, 100_000), kind, None)  # type: ignore[arg-type]
+    made.add(Stored(2, 100_000, 50_000), kind, FAST)  # type: ignore[arg-type]
+    monkeypatch.setattr(chooser, "choose", lambda kind: None)  # CPUs get short
+    made.add(Stored(0, 100_000, 100_000), kind, None)  # type: ignore[arg-type]
+    for _ in range(5):
+        made.add(Stored(3, 50_000, 50_000), kind, None)  # type: ignore[arg-type]
+    told = {each["streams"]: each for each in made.as_json(["coded", "small", "late", "short"])}
+    assert told["coded"]["encoding"] == str(FAST) and "most raw bytes" in str(told["coded"]["reason"])
+    assert told["coded"]["expected_ratio"] == 2.0
+    assert told["small"]["encoding"] == "none" and told["small"]["reason"] == SMALL_REASON
+    assert told["late"]["encoding"] == "none" and told["late"]["reason"] == RAW_REASON
+    assert told["short"]["reason"] == CPU_REASON and told["short"]["expected_ratio"] == 1.0
 
 
 def test_what_was_chosen_is_bounded() -> None:
@@ -123,4 +150,4 @@ def test_what_was_chosen_is_bounded() -> None:
     told = made.as_json([f"files/{stream}" for stream in range(1000)])
     assert len(told) == 33
     assert told[0]["streams"] == "files/999" and told[-1]["streams"] == "968 smaller streams"
-    assert told[-1]["chunks"] == {"raw": 968}
+    assert told[-1]["chunks"] == {"raw": 968} and told[-1]["reason"] == SMALL_REASON
