@@ -142,6 +142,6 @@ def _unknown(name: str) -> UsageError:
     cure = (
         f"did you mean '{near[0]}'?"
         if near
-        else "use none, auto, zstd[:LEVEL], deflate[:LEVEL] or ans[:TYPE]"
+        else "use none, auto, zstd[:LEVEL], deflate[:LEVEL], ans[:TYPE] or gdeflate[:LEVEL]"
     )
     return UsageError(f"no codec is called '{name}'", cure=cure)

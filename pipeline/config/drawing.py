@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptpipe.pipeline.codecs.choice import choice_of
 from ckptpipe.pipeline.config.backend_options import redacted
 from ckptpipe.pipeline.spec import SOURCE, GraphSpec, SinkSpec, SourceSpec, StageSpec
 from ckptpipe.storage_backends.quantities import format_bytes, format_rate
@@ -43,8 +44,7 @@ def _stage(stage: StageSpec) -> str:
     params = stage.params
     if stage.kind == "limit":
         return f"{stage.name}: limit {format_rate(params['rate'])}"
-    level = "" if params.get("level") is None else f":{params['level']}"
-    return f"{stage.name}: compress {params['codec']}{level}"
+    return f"{stage.name}: compress {choice_of(params['codec'], params.get('level'))}"
 
 
 def _sink(sink: SinkSpec, image_name: str) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptpipe.pipeline.codecs.choice import NONE, CodecChoice
 from ckptpipe.pipeline.config.backend_options import options_problems, url_problem
 from ckptpipe.pipeline.config.document import Located
 from ckptpipe.pipeline.config.nearest import suggestion
 from ckptpipe.pipeline.config.scalars import NODE_NAME, anonymous
+from ckptpipe.pipeline.config.words import parse_codec
 from ckptpipe.pipeline.config.yaml_positions import Path
 from ckptpipe.pipeline.spec import SOURCE
 
@@ -180,6 +182,19 @@ class _Checker:
         for node in stages.values():
             if "transform" in node.data and "compress" not in node.data:
                 self._located.blame((*node.path, "transform"), "a transform goes with `compress`", key=True)
+            if node.data.get("transform", "none") != "none" and _choice(node) == NONE:
+                self._located.blame(
+                    (*node.path, "transform"),
+                    "a transform is of no use without a codec; leave it out, or let `compress` name one",
+                    key=True,
+                )
+            choice = _choice(node)
+            if choice is not None and choice.needs_gpu:
+                self._located.blame(
+                    (*node.path, "compress"),
+                    f"{choice} is written on a GPU only, and what is read here lies in host memory; "
+                    "take zstd, deflate or auto",
+                )
             if not _compresses(node) or node.name in looping:
                 continue
             earlier = next((up for up in self._upstream(node, stages) if _compresses(up)), None)
@@ -269,6 +284,15 @@ class _Checker:
 def _compresses(node: _Node) -> bool:
     codec = node.data.get("compress")
     return isinstance(codec, str) and codec.strip() != "none"
+
+
+def _choice(node: _Node) -> CodecChoice | None:
+    """The codec of a stage, None where it names none that exists."""
+    codec = node.data.get("compress")
+    try:
+        return parse_codec(codec) if isinstance(codec, str) else None
+    except ValueError:
+        return None
 
 
 def _title(node: _Node) -> str:

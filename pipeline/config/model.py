@@ -77,7 +77,7 @@ class ListedStage(_Model):
 
     compress: Codec | None = Field(
         None,
-        description="`none`, `zstd[:LEVEL]`, `deflate[:LEVEL]`, of GPU memory `ans[:TYPE]`, or `auto`: what gets each stream stored soonest",
+        description="`none`, `zstd[:LEVEL]`, `deflate[:LEVEL]`, or `auto`: what gets each stream stored soonest",
     )
     transform: choice("auto", "none", "planes2", "planes4") | None = Field(  # type: ignore[valid-type]
         None,

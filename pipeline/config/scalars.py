@@ -210,8 +210,8 @@ Duration = Annotated[
 ]
 Codec = Annotated[
     CodecChoice,
-    _reader(parse_codec, (str,), "none, zstd or zstd:LEVEL"),
-    _schema(_schema_text(r"^(none|zstd(:[+-]?[0-9]{1,3})?)$")),
+    _reader(parse_codec, (str,), "none, auto, zstd[:LEVEL] or deflate[:LEVEL]"),
+    _schema(_schema_text(r"^(none|auto|(zstd|deflate)(:[+-]?[0-9]{1,3})?)$")),
 ]
 ImageName = Annotated[
     str,

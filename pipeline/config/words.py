@@ -27,7 +27,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_codec(value: str) -> CodecChoice:
-    """``none``, ``zstd`` or ``zstd:LEVEL``. ValueError."""
+    """What `parse_compress` takes. ValueError."""
     try:
         return parse_compress(value)
     except UsageError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptpipe.pipeline.config import Pipeline
+from ckptpipe.pipeline.config.drawing import draw
 from ckptpipe.pipeline.config.model import RunSettings
 from ckptpipe.pipeline.errors import ConfigError
 from ckptpipe.pipeline.settings import Settings
@@ -75,6 +76,12 @@ def test_graph_form_names_its_edges() -> None:
            └─ slow: limit 1.0 MB/s
               └─ cloud: image (named by time) under s3://b/i"""
     )
+
+
+def test_a_codec_is_drawn_as_it_is_written() -> None:
+    stage = StageSpec("s", "compress", "source", {"codec": "ans", "level": 1})
+    spec = GraphSpec(SourceSpec("stdin", {"name": "x"}), (SinkSpec("/b", reads="s"),), (stage,))
+    assert draw(spec)[1] == "└─ s: compress ans:f16"
 
 
 @pytest.mark.parametrize(

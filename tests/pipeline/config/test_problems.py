@@ -164,6 +164,20 @@ GOOD = "source: {files: /a}\n"
             "c.yaml:2:21: stages.0.compress: lz4 is not written: it gains nothing on weights and activations; use one of none, auto, zstd, deflate, ans, gdeflate",
         ),
         (
+            GOOD + "stages: [{compress: ans}]\nsinks: [{to: /b}]\n",
+            "c.yaml:2:21: stages.0.compress: ans:u8 is written on a GPU only, and what is read here lies in host "
+            "memory; take zstd, deflate or auto",
+        ),
+        (
+            GOOD + "stages: {s: {compress: none, transform: planes2}}\nsinks: {x: {to: /b, reads: s}}\n",
+            "c.yaml:2:30: stages.s.transform: a transform is of no use without a codec; leave it out, or let "
+            "`compress` name one",
+        ),
+        (
+            GOOD + "stages: [{compress: 3}]\nsinks: [{to: /b}]\n",
+            "c.yaml:2:21: stages.0.compress: expected none, auto, zstd[:LEVEL] or deflate[:LEVEL], got a number",
+        ),
+        (
             GOOD + "stages: [{limit: 5MB}]\nsinks: [{to: /b}]\n",
             "c.yaml:2:18: stages.0.limit: '5MB' is not a rate: write it like 200MB/s",
         ),

@@ -49,6 +49,10 @@ GOOD: list[dict[str, Any]] = [
     {"source": {"files": ["/a", "/b"]}, "sinks": [{"restore": "/b"}], "overwrite": "on"},
     {"source": {"synthetic": 5}, "stages": [], "sinks": {"x": {"to": "/b"}}},
     {"source": {"image": "/b/x", "streams": ["a"]}, "stages": [{"limit": 5}], "sinks": [{"to": "/b"}]},
+    *(
+        {"source": SOURCE, "stages": [{"compress": codec}], "sinks": [{"to": "/b"}]}
+        for codec in ("auto", "deflate:0")
+    ),
     {"source": SOURCE, "stages": {"s": {"compress": "zstd:-3"}}, "sinks": {"x": {"to": "/b", "reads": "s"}}},
     {
         "source": SOURCE,
@@ -74,6 +78,7 @@ BAD: list[dict[str, Any]] = [
     {"source": SOURCE, "stages": [{"limit": 0}], "sinks": [{"to": "/b"}]},
     {"source": SOURCE, "stages": [{"limit": "5MB"}], "sinks": [{"to": "/b"}]},
     {"source": SOURCE, "stages": [{"compress": "lz4"}], "sinks": [{"to": "/b"}]},
+    {"source": SOURCE, "stages": [{"compress": "ans:f16"}], "sinks": [{"to": "/b"}]},
     {"source": {}, "sinks": [{"to": "/b"}]},
     {"source": {"files": "/a", "stdin": "x"}, "sinks": [{"to": "/b"}]},
     {"source": {"files": "/a", "pattern": "zeros"}, "sinks": [{"to": "/b"}]},
