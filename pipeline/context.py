@@ -64,6 +64,9 @@ class GraphContext:
         if 0 < ring < least:
             self.notes.append(f"the ring has {least} bytes, not {ring}: the image's chunks are that large")
             ring = least
+        if self.settings.chunk_bytes not in (chunk_bytes, Settings().chunk_bytes):
+            asked = self.settings.chunk_bytes
+            self.notes.append(f"an image keeps its chunk size: {chunk_bytes} bytes here, not {asked}")
         self.settings = replace(self.settings, chunk_bytes=chunk_bytes, ring_bytes=ring)
 
     def expect(self, chunks: int) -> None:

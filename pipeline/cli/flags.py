@@ -269,9 +269,21 @@ def compress_flags(
             ),
         ):
             command = flag(command)
-        return command
+        return _used_transform(command)
 
     return add
+
+
+def _used_transform(command: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["transform"] not in (None, "none") and kwargs["compress"] in (None, "none"):
+            raise click.UsageError(
+                f"--transform {kwargs['transform']} is of no use without a codec: give --compress too, or leave it out"
+            )
+        return command(*args, **kwargs)
+
+    return run
 
 
 def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:

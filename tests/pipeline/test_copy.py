@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import crc32c as other_crc32c
@@ -158,3 +159,16 @@ def test_a_graph_refuses_an_image_of_another_digest(workdir: Path, tree: Path) -
         run(ckptpipe.run_graph(graph("sha256:" + "0" * 64), settings=SMALL))
     assert not (workdir / "b").exists()
     assert isinstance(run(ckptpipe.run_graph(graph(saved.digest), settings=SMALL)), ckptpipe.SaveResult)
+
+
+def test_a_copy_keeps_the_chunk_size_and_says_so(workdir: Path, tree: Path) -> None:
+    async def main() -> None:
+        saved = await ckptpipe.save(tree, to=workdir / "a", name="i", settings=SMALL)
+        other = replace(SMALL, chunk_bytes=2 * SMALL.chunk_bytes, ring_bytes=0)
+        copied = await ckptpipe.copy(saved.sinks[0].image_url, to=workdir / "b", settings=other)
+        note = f"an image keeps its chunk size: {SMALL.chunk_bytes} bytes here, not {other.chunk_bytes}"
+        assert note in copied.facts.notes
+        again = await ckptpipe.copy(saved.sinks[0].image_url, to=workdir / "c", settings=SMALL)
+        assert not [note for note in again.facts.notes if "chunk size" in note]
+
+    run(main())

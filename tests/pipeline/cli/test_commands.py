@@ -91,6 +91,15 @@ QUICK = ("--chunk-size", "64KiB", "--ring-size", "4MiB")
             "ckptpipe list: --option direct: 'maybe' is not one of auto, on, off; see ckptpipe list --help",
         ),
         (("verify", "s3://bucket/x/y", "--direct", "on"), "ckptpipe verify: --direct means nothing for s3; see ckptpipe verify --help"),
+        *(
+            ((*command, "--transform", "planes2"), f"ckptpipe {command[0]}: --transform planes2 is of no use without a codec")
+            for command in (
+                ("save", "x", "--to", "/y"),
+                ("save", "x", "--to", "/y", "--compress", "none"),
+                ("copy", "/x/a", "--to", "/y"),
+                ("recompress", "/x/a", "--compress", "none"),
+            )
+        ),
         (("list", "s5://b"), 'ckptpipe: s5://b: no storage backend is called "s5"'),
         (("run", "/no/such.yaml"), "/no/such.yaml: cannot be read: No such file or directory"),
     ],
