@@ -44,12 +44,13 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(function: Callable[[], Awaitable[T]], *, notice: Notice | None = None) -> T:
+def run(function: Callable[[], Awaitable[T]], *, notice: Notice | None = None, last: bool = False) -> T:
     """Call ``function`` on a new loop of this thread and give back what it returns.
 
     Raises Interrupted where a signal cancelled it, and UsageError where a loop runs in this thread already.
     Signals are caught in the main thread only, and not those that the process ignores (``nohup``).
-    ``notice`` gets one line for the user at each signal (default: standard error).
+    ``notice`` gets one line for the user at each signal (default: standard error). ``last``: the process ends after
+    this, so once there is a result, signals are ignored: what was done is not to be told as an interruption.
     """
     try:
         asyncio.get_running_loop()
@@ -65,9 +66,12 @@ def run(function: Callable[[], Awaitable[T]], *, notice: Notice | None = None) -
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
-                return runner.run(_watched(function, catcher))
-            finally:
+                result = runner.run(_watched(function, catcher))
+            except BaseException:
                 catcher.unwatch()
+                raise
+            catcher.unwatch(ignore=last)
+            return result
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
         if catcher.first is not None:
             raise Interrupted(catcher.first) from error
@@ -120,11 +124,14 @@ class _SignalCatcher:
             loop.add_signal_handler(number, self._arrived, number)
             self._watched.append(number)
 
-    def unwatch(self) -> None:
+    def unwatch(self, *, ignore: bool = False) -> None:
         if self._loop is not None:
+            # Between the two calls a signal would find the system's default.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._watched)
             for number in self._watched:
                 self._loop.remove_signal_handler(number)
-                signal.signal(number, self._previous[number])
+                signal.signal(number, signal.SIG_IGN if ignore else self._previous[number])
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._watched.clear()
         self._loop = self._task = None
 

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import shell_complete
 
 from ckptpipe.pipeline.cli.failure import describe, interruption, usage
-from ckptpipe.pipeline.cli.session import Session
+from ckptpipe.pipeline.cli.session import LAST, Session
 from ckptpipe.pyx.errors import CkptpipeError
 
 _COMPLETE = "_CKPTPIPE_COMPLETE"
@@ -25,7 +25,7 @@ def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a locale that lacks a character must not fail a save
             stream.reconfigure(errors="backslashreplace")
-    code = run(arguments)
+    code = run(arguments, last=True)
     try:
         sys.stdout.flush()
     except OSError:  # said already, or nobody reads on
@@ -33,8 +33,8 @@ def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def run(arguments: list[str]) -> int:
-    """Run one command line; returns the exit code. Nothing is raised.
+def run(arguments: list[str], *, last: bool = False) -> int:
+    """Run one command line; returns the exit code. Nothing is raised. ``last``: the process ends then.
 
     In place of click's own ``main``, which takes any EPIPE, also that of a socket, for a closed standard
     output, and every KeyboardInterrupt for Ctrl-C.
@@ -49,6 +49,7 @@ def run(arguments: list[str]) -> int:
     session = Session(json="--json" in arguments, debug="--debug" in arguments)
     try:
         with ckptpipe.make_context("ckptpipe", list(arguments)) as context:
+            context.meta[LAST] = last
             ckptpipe.invoke(context)
     except click.exceptions.Exit as error:
         return error.exit_code

@@ -89,6 +89,12 @@ def _describe_one(error: BaseException, also: tuple[str, ...]) -> Failure:
         return Failure(
             kind, "out of memory", 1, "take a smaller --ring-size or --chunk-size, or fewer --workers", also
         )
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        cure = (
+            "raise the limit on threads (ulimit -u, pids.max) or on address space (ulimit -v), "
+            "or take fewer --workers and --codec-threads"
+        )
+        return Failure(kind, "the system gives this process no more threads", 1, cure, also)
     if isinstance(error, asyncio.CancelledError):
         return Failure(kind, "the run was cancelled", 1, also=also)
     return Failure(

@@ -11,12 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import click
+
 from ckptpipe.pipeline.cli.failure import Failure
 from ckptpipe.pipeline.cli.text import clean
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pyx.errors import io_error
 
 T = TypeVar("T")
+
+LAST = "ckptpipe.last"
+"""In click's ``meta``: the process ends with this command, so that no signal counts once its work is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,9 @@ class Session:
         from ckptpipe.pipeline.loop import run
 
         with display(phase, quiet=self.quiet or not phase, lines=not self.json) as shown:
-            return run(lambda: operation(shown.update), notice=shown.say)
+            context = click.get_current_context(silent=True)
+            last = bool(phase) and context is not None and bool(context.meta.get(LAST))
+            return run(lambda: operation(shown.update), notice=shown.say, last=last)
 
     def show(self, result: Any, table: Callable[[], Sequence[Any]], notes: Sequence[str] = ()) -> None:
         """Print a result: as JSON, or as the parts of ``table`` with the notes below. Notes are shown always,

@@ -56,6 +56,12 @@ from ckptpipe.storage_backends.errors import AccessDenied, TransientError
             "ckptpipe: internal error: KeyError: 'x'; this is a defect of ckptpipe; --debug shows where",
             1,
         ),
+        (
+            ExceptionGroup("g", [RuntimeError("can't start new thread")]),
+            "ckptpipe: the system gives this process no more threads; raise the limit on threads (ulimit -u, pids.max) or "
+            "on address space (ulimit -v), or take fewer --workers and --codec-threads",
+            1,
+        ),
         (SaveFailed("two\nlines"), "ckptpipe: two\\x0alines", 1),
     ],
 )

@@ -121,6 +121,30 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, previous)
 
 
+def test_after_the_last_result_signals_are_ignored() -> None:
+    before = dispositions()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    async def work() -> str:
+        return "done"
+
+    async def fails() -> None:
+        raise ValueError("mine")
+
+    try:
+        with pytest.raises(ValueError, match="mine"):
+            run(fails, last=True)
+        assert dispositions() == before
+        assert run(work, last=True) == "done"
+        assert dispositions() == [signal.SIG_IGN] * len(SIGNALS)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+        for number in SIGNALS:
+            os.kill(os.getpid(), number)
+    finally:
+        for number, what in zip(SIGNALS, before, strict=True):
+            signal.signal(number, what)
+
+
 def test_other_threads_may_run_too() -> None:
     def in_thread(work: Callable[[], Any]) -> Any:
         results: list[Any] = []

@@ -56,6 +56,19 @@ def test_signals_clean_up(workdir: Path, number: signal.Signals, code: int) -> N
     assert [path for path in images.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_result_changes_nothing(workdir: Path, number: signal.Signals) -> None:
+    (workdir / "x").write_bytes(b"x" * 5000)
+    with started(
+        "save", str(workdir / "x"), "--to", str(workdir / "images"), "--name", "i", *QUICK
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("saved i")
+        process.send_signal(number)
+        assert process.wait() == 0
+    assert (workdir / "images" / "i" / "manifest.json").is_file()
+
+
 def test_a_signal_as_json(workdir: Path) -> None:
     with started("save", "-", "--to", str(workdir / "images"), "--json", *QUICK) as process:
         running_save(process)
