@@ -126,8 +126,6 @@ def _codec(root: Fields) -> dict[str, Any]:
     name = fields.text("name", longest=_TEXT_MAX)
     if not _CODEC.fullmatch(name):
         fields.refuse("name", f"is {name!a}, which is no codec's name")
-    if found.get("level") is not None:
-        fields.integer("level", -128, 127)
     return found
 
 
