@@ -27,6 +27,8 @@ from ckptpipe.storage_backends.errors import ObjectNotFound
 from ckptpipe.storage_backends.extent_writer import ExtentWriter
 from ckptpipe.storage_backends.options import parse_options
 
+_CURE = "save to memory: or a directory to read it back"
+
 
 @dataclass(slots=True)
 class NullCounts:
@@ -57,7 +59,7 @@ class NullBackend(Backend):
 
     async def check(self, *, writing: bool, need_bytes: int = 0) -> None:
         if not writing:
-            raise self._unreadable("anything")
+            raise ObjectNotFound(f"{self.url} keeps nothing, so nothing can be read from it", cure=_CURE)
 
     def child(self, name: str) -> Self:
         separator = "" if self.url.endswith(":") else "/"
@@ -111,7 +113,7 @@ class NullBackend(Backend):
         check_name(name)
         return ObjectNotFound(
             f"{self.url} keeps nothing: {name} cannot be read from it",
-            cure="save to memory: or a directory to read it back",
+            cure=_CURE,
         )
 
 

@@ -156,8 +156,14 @@ def _scalar(key: str, value: Any) -> str:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, int) and ("bytes" in key or key == "size"):
         return f"{format_bytes(value)} ({value:,})" if value >= 1024 else f"{value} B"
+    if isinstance(value, int) and key.endswith("_rate"):
+        return format_rate(value)
     if isinstance(value, list):
         return clean(", ".join(str(item) for item in value))
+    if isinstance(value, dict):
+        return clean(
+            ", ".join(f"{name} {_scalar(str(name), item).replace(', ', '/')}" for name, item in value.items())
+        )
     if isinstance(value, float):
         return f"{value:g}"
     return clean(str(value))

@@ -103,7 +103,7 @@ def test_null_counts_and_cannot_be_read() -> None:
             await image.read_bytes("manifest.json", limit=10)
         with pytest.raises(ObjectNotFound, match="save to memory: or a directory"):
             await lent.read(image, "data", SLOT)
-        with pytest.raises(ObjectNotFound, match="keeps nothing"):
+        with pytest.raises(ObjectNotFound, match="null: keeps nothing, so nothing can be read from it"):
             await backend.check(writing=False)
         assert [info async for info in image.list()] == []
 

@@ -12,6 +12,7 @@ import pytest
 from ckptpipe.pipeline import operations, stored_images
 from ckptpipe.pipeline.cli.commands import ckptpipe
 from ckptpipe.pipeline.cli.exit import run
+from ckptpipe.pipeline.cli.tables import manifest, print_parts
 from ckptpipe.pipeline.errors import ImageCorrupt
 from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.spec import SinkSpec, SourceSpec
@@ -452,3 +453,21 @@ def test_save_hands_the_choice_on(call: Any, small: Path, workdir: Path) -> None
     code, out, _ = call("show", str(workdir / "s" / "i"), "--json")
     assert code == 0
     assert json.loads(out)["codec"]["name"] == "auto" and json.loads(out)["codec"]["decisions"]
+
+
+def test_decisions_are_shown_for_people(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    decision = {
+        "streams": "files/a",
+        "encoding": "zstd:1",
+        "chunks": {"raw": 2, "zstd:1": 1200},
+        "codec_rate": 1_500_000_000,
+        "sink_rate": None,
+        "sample": {"entropy": 7.5, "planes2": [7.0, 2.5]},
+    }
+    print_parts(manifest({"codec": {"name": "auto", "decisions": [decision]}}))
+    out = capsys.readouterr().out
+    assert "raw 2, zstd:1 1200" in out and "1.50 GB/s" in out and "entropy 7.5, planes2 7.0/2.5" in out
+    assert "{" not in out and "[" not in out
