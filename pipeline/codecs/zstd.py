@@ -1,14 +1,15 @@
-"""zstd on the CPU, from one buffer straight into another.
+"""zstd on the CPU, without the GIL, from one buffer into another.
 
-`stream_reader(...).readinto` is the one call of python-zstandard that writes into a buffer of ours; it lets
-go of the GIL while it works. Decoding a frame whose declared content size fits takes libzstd's single-pass
-route, which writes to the destination itself and allocates no window.
+Encoding takes pieces, with a checkpoint before each, since a chunk may take minutes at the highest levels. What comes
+out of a piece is copied to its place: a `stream_reader` would write there itself, but one that is given up before its
+end keeps the last piece for ever, and with it the memory that it lies in. Decoding does use it: `readinto` on a frame
+whose declared content size fits takes libzstd's single-pass route, which writes to the destination itself and allocates
+no window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import zstandard
 
@@ -47,16 +48,21 @@ class ZstdCodec(Codec):
                 level=self.level, write_content_size=True, write_checksum=False, write_dict_id=False
             )
         written = 0
-        pieces: Any = _Pieces(source, self.checkpoint)  # the stubs ask for more than is called
         step = SLOW_PIECE if self.level >= SLOW_LEVEL else PIECE
-        with self._compressor.stream_reader(pieces, size=source.nbytes, read_size=step) as reader:
-            while written < destination.nbytes:
-                with destination[written:] as rest:
-                    count = reader.readinto(rest)
-                if not count:
-                    return written
-                written += count
-            return 0 if reader.read(1) else written
+        coder = self._compressor.compressobj(size=source.nbytes)
+        for start in range(0, source.nbytes, step):
+            self.checkpoint()
+            with source[start : start + step] as piece:
+                coded = coder.compress(piece)
+            if written + len(coded) > destination.nbytes:
+                return 0
+            destination[written : written + len(coded)] = coded
+            written += len(coded)
+        coded = coder.flush()
+        if written + len(coded) > destination.nbytes:
+            return 0
+        destination[written : written + len(coded)] = coded
+        return written + len(coded)
 
     def decompress_into(self, source: memoryview, destination: memoryview) -> None:
         wanted = destination.nbytes
@@ -87,18 +93,3 @@ class ZstdCodec(Codec):
             raise ValueError(f"the zstd frame gives {filled} bytes where {wanted} belong")
         if surplus:
             raise ValueError(f"the zstd frame gives more than {wanted} bytes")
-
-
-class _Pieces:
-    """A buffer as a file, which has a checkpoint before each piece and copies nothing."""
-
-    def __init__(self, source: memoryview, checkpoint: Callable[[], None]) -> None:
-        self._source = source
-        self._checkpoint = checkpoint
-        self._at = 0
-
-    def read(self, size: int) -> memoryview:
-        self._checkpoint()
-        start = self._at
-        self._at = min(start + size, self._source.nbytes)
-        return self._source[start : self._at]

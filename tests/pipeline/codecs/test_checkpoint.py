@@ -53,3 +53,18 @@ def test_work_that_nobody_waits_for_stops(codec: Codec) -> None:
     back = bytearray(5000)
     codec.decompress_into(memoryview(room)[:written], memoryview(back))
     assert back == small
+
+
+@pytest.mark.parametrize("level", [1, 12])
+def test_what_does_not_fit_lets_go_of_its_input(level: int) -> None:
+    """A piece that was kept would keep a slot of the staging ring."""
+    data = bytearray(random.Random(7).randbytes(3 << 20))
+    codec = ZstdCodec(level)
+    for room in (0, 100, 2 << 20, (3 << 20) - 1):
+        with memoryview(data) as source, memoryview(bytearray(room)) as destination:
+            assert codec.compress_into(source, destination) == 0
+    codec.checkpoint = Visits(last=2)
+    with memoryview(data) as source, memoryview(bytearray(4 << 20)) as destination:
+        with pytest.raises(Stopped):
+            codec.compress_into(source, destination)
+    data.append(0)  # BufferError where anything still looks at it
