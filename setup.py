@@ -66,7 +66,8 @@ def extensions() -> list[Extension]:
         for folder in ("kernels", "preload")
         for path in (ROOT / "pyx" / folder).glob("*.h")
     )
-    flags = ["-O3", "-std=gnu11", "-Wall", "-Wno-unused-function", "-fvisibility=hidden"]
+    optimize = os.environ.get("CKPT_OPTIMIZE", "3")  # 0 where it must only be seen to build
+    flags = [f"-O{optimize}", "-std=gnu11", "-Wall", "-Wno-unused-function", "-fvisibility=hidden"]
     only = os.environ.get("CKPT_ONLY", "").split(",") if os.environ.get("CKPT_ONLY") else None
     modules = []
     for source in sorted((ROOT / ".pkg" / "ckptpipe" / "pyx").glob("*.pyx")):

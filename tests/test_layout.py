@@ -126,6 +126,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
         ignore=shutil.ignore_patterns(".*", "build", "*.so", "__pycache__", "out", "*.egg-info"),
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["CKPT_OPTIMIZE"] = "0"
 
     def call(*command: str | Path, cwd: Path) -> None:
         run = subprocess.run(

@@ -22,6 +22,7 @@ from ckptpipe.storage_backends.abc import (
     BackendContext,
     BackendReport,
     Extent,
+    LocalFile,
     NoOptions,
     ObjectInfo,
     ObjectWriter,
@@ -199,6 +200,9 @@ class FaultyBackend(Backend):
                 with memoryview(lease) as view:
                     view[fault.position] ^= 1
         self.faults.after(faults)
+
+    async def local_file(self, name: str) -> LocalFile | None:
+        return None  # each read is to go through here
 
     async def read_bytes(self, name: str, *, limit: int) -> bytes:
         faults = await self.faults.meet("read_bytes")

@@ -15,6 +15,7 @@ from ckptpipe.storage_backends.abc import (
     BackendContext,
     BackendReport,
     Extent,
+    LocalFile,
     ObjectInfo,
     ObjectWriter,
     PendingUpload,
@@ -98,6 +99,9 @@ class LimitBackend(Backend):
     async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
         await self.limit.take(nbytes)
         await self.inner.read_into(name, offset, nbytes, lease)
+
+    async def local_file(self, name: str) -> LocalFile | None:
+        return None  # each read is to go through here
 
     async def read_bytes(self, name: str, *, limit: int) -> bytes:
         data = await self.inner.read_bytes(name, limit=limit)

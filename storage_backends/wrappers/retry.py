@@ -19,6 +19,7 @@ from ckptpipe.storage_backends.abc import (
     Backend,
     BackendContext,
     BackendReport,
+    LocalFile,
     ObjectInfo,
     ObjectWriter,
     PendingUpload,
@@ -103,6 +104,9 @@ class RetryBackend(Backend):
 
     async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
         await self._again(lambda _: self.inner.read_into(name, offset, nbytes, lease))
+
+    async def local_file(self, name: str) -> LocalFile | None:
+        return None  # each read is to go through here
 
     async def read_bytes(self, name: str, *, limit: int) -> bytes:
         return await self._again(lambda _: self.inner.read_bytes(name, limit=limit))
