@@ -61,7 +61,7 @@ class Gpu:
         done(driver.cuInit(0))
         self.context = int(done(driver.cuDevicePrimaryCtxRetain(0)))
         done(driver.cuCtxSetCurrent(driver.CUcontext(self.context)))
-        self.name = bytes(done(driver.cuDeviceGetName(96, 0))).rstrip(b"\0").decode()
+        self.name = bytes(done(driver.cuDeviceGetName(96, 0))).split(b"\0")[0].decode()
 
     def allocate(self, nbytes: int) -> int:
         return int(done(self.driver.cuMemAlloc(nbytes)))
