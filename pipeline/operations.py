@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptpipe.pipeline import build
+from ckptpipe.pipeline.codecs import parse_compress
 from ckptpipe.pipeline.context import GraphContext, Meter, graph_context
 from ckptpipe.pipeline.decoding import decoding_for_host, decoding_for_verify
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageNotFound, UsageError
@@ -86,7 +87,7 @@ async def save(
     ``where``: a process is saved by the controller (`ckptpipe serve`) where one runs (auto), by it or not at all
     (controller), or by this process (here; also where ``driver`` or ``on_plan`` is given).
     """
-    settings = _encoded_by(transform, allow_gpu_only, settings)
+    settings = _encoded_by(compress, transform, allow_gpu_only, settings)
     pids = [*([pid] if pid is not None else []), *processes]
     if sum(given is not None for given in (sources, pids or None, device_buffers)) != 1:
         raise UsageError(
@@ -256,8 +257,12 @@ def _decoded_by(backend: DecompressBackend | None, settings: Settings | None) ->
 
 
 def _encoded_by(
-    transform: TransformName | None, allow_gpu_only: bool, settings: Settings | None
+    compress: str, transform: TransformName | None, allow_gpu_only: bool, settings: Settings | None
 ) -> Settings | None:
+    if transform not in (None, "auto", "none") and not parse_compress(compress).compresses:
+        raise UsageError(
+            f"transform {transform} is of no use without a codec", cure="name a codec too: compress='zstd'"
+        )
     if transform is None and not allow_gpu_only:
         return settings
     settings = settings or Settings()
@@ -283,7 +288,7 @@ async def copy(
     ``transform`` as for `save`.
     ``name`` "" keeps the image's name. The copy is an image of its own, with its own save id and digest.
     """
-    settings = _encoded_by(transform, False, settings)
+    settings = _encoded_by(compress or "none", transform, False, settings)
     stages, sinks = build.sink_specs(to, compress or "none")
     params = {"url": url, "options": dict(options or {}), "decode": bool(compress)}
     spec = GraphSpec(SourceSpec("image", params), sinks, stages, name, overwrite)

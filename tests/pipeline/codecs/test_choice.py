@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import ckptpipe
 from ckptpipe.pipeline.codecs import (
     CODEC_IDS,
     CODEC_NAMES,
@@ -19,6 +22,7 @@ from ckptpipe.pipeline.codecs import (
 )
 from ckptpipe.pipeline.codecs.encoding import TRANSFORM_AUTO
 from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.settings import TransformName
 
 
 @pytest.mark.parametrize(
@@ -140,3 +144,13 @@ def test_ids_are_those_of_the_format() -> None:
     with pytest.raises(KeyError):
         codec_for_id(3)
     assert codec_name(1) == "zstd" and codec_name(99) == "codec 99"
+
+
+@pytest.mark.parametrize("transform", ["planes2", "planes4"])
+def test_a_transform_alone_is_refused(tmp_path: Path, transform: TransformName) -> None:
+    with pytest.raises(UsageError, match=f"{transform} is of no use without a codec.*name a codec"):
+        ckptpipe.save_blocking({"a": b"data"}, to=str(tmp_path), name="a", transform=transform)
+    ckptpipe.save_blocking({"a": b"data"}, to=str(tmp_path), name="a", transform="auto")
+    with pytest.raises(UsageError, match="without a codec"):
+        ckptpipe.copy_blocking(str(tmp_path / "a"), to=str(tmp_path), name="b", transform=transform)
+    assert not (tmp_path / "b").exists()
