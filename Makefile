@@ -35,14 +35,15 @@ $(VENV)/.created: | .ci/pick-python
 	|| $(PY) -m pip install -qq --upgrade "pip>=23.1"
 	@touch $@
 
-# The build's own requirements go into the environment too, so that a rebuild needs no network.
+# The build's own requirements go into the environment too, so that a rebuild needs no network. The modules are
+# compiled once, by the rule after this.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py
 	@echo "Installing ckptpipe and what its tests, linters and benchmarks need"
 	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	>$(VENV)/build-requires.txt
 	@$(PY) -m pip install -qq -r $(VENV)/build-requires.txt
-	@$(PY) -m pip install -qq --no-build-isolation -e '.[test,lint,bench]'
-	@touch $@ $(VENV)/.built
+	@CKPT_ONLY=none $(PY) -m pip install -qq --no-build-isolation -e '.[test,lint,bench]'
+	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(ENGINE)
 	@if ! $(PY) setup.py -q build_ext --inplace >$(VENV)/build.log 2>&1; then cat $(VENV)/build.log; exit 1; fi
