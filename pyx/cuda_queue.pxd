@@ -2,6 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
 from ckptpipe.pyx.cuda_driver cimport Driver, ck_cuda, cu_address, cu_context, cu_result, cu_stream
+from ckptpipe.pyx.loop_work cimport LoopWork
 from ckptpipe.pyx.staging cimport Lease
 
 
@@ -107,7 +108,7 @@ cdef class Copy:
     cdef bint flying
 
 
-cdef class CopyQueue:
+cdef class CopyQueue(LoopWork):
     cdef ck_copies* raw
     cdef ck_loads* loads
     cdef size_t context
@@ -121,19 +122,10 @@ cdef class CopyQueue:
     cdef readonly bint elide_zeros
     cdef readonly Py_ssize_t copied  # bytes that crossed the link
     cdef readonly Py_ssize_t elided  # bytes that did not have to: all zero
-    cdef object loop
-    cdef object waiters
-    cdef object ended
-    cdef bint closing
     cdef int check
-    cdef int eventfd
     cdef int host_eventfd
-    cdef Py_ssize_t accepted
-    cdef long owner_pid
-    cdef unsigned long thread
 
     cdef int open(self, size_t context, size_t stream, bytes image, int host_threads) except -1
-    cdef int check_usable(self) except -1
     cdef Copy make(self, int kind, int check, size_t device_address, Py_ssize_t nbytes)
     cdef object fly(self, Copy copy)
     cdef object refused(self, int error, str call, str what)

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from typing import Literal, Protocol, Self, overload
 
+from ckptpipe.pyx.loop_work import LoopWork
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.pyx.workers import Scan
 
@@ -16,7 +17,7 @@ class HeldFile(Protocol):
     def share(self) -> Self: ...  # one more hold
     def release(self) -> None: ...
 
-class CopyQueue:
+class CopyQueue(LoopWork):
     """The copies of one GPU; made inside the running loop that it reports to."""
 
     def __init__(
@@ -59,11 +60,7 @@ class CopyQueue:
     @property
     def elided(self) -> int: ...  # bytes that did not have to
     @property
-    def inflight(self) -> int: ...  # operations accepted and not yet answered
-    @property
     def running(self) -> int: ...  # those that the driver has now, at most depth
-    @property
-    def closed(self) -> bool: ...
     def fetch(self, lease: Lease, nbytes: int, device_address: int) -> asyncio.Future[Scan]: ...
     def store(self, device_address: int, lease: Lease, nbytes: int) -> asyncio.Future[None]: ...
     def store_and_scan(self, device_address: int, lease: Lease, nbytes: int) -> asyncio.Future[Scan]: ...
@@ -88,9 +85,5 @@ class CopyQueue:
     ) -> None: ...  # blocking
     def stop_loads(self) -> None: ...  # blocking
     def scan(self, device_address: int, nbytes: int) -> asyncio.Future[Scan]: ...
-    async def drain(self) -> None: ...
-    async def aclose(self) -> None: ...
-    async def __aenter__(self) -> CopyQueue: ...
-    async def __aexit__(self, *exc: object) -> None: ...
 
 def live_queues() -> int: ...

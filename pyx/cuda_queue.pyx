@@ -19,10 +19,8 @@ from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.workers import Scan
 
 from ckptpipe.pyx.cuda_driver cimport CU_OK, loaded
+from ckptpipe.pyx.loop_work cimport LoopWork
 from ckptpipe.pyx.staging cimport Lease
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident()
 
 cdef extern from "crc32c.h" nogil:
     int ck_crc32c_select(const char* name)
@@ -50,7 +48,7 @@ cdef class Copy:
             ck_copies_cancel(&self.raw)
 
 
-cdef class CopyQueue:
+cdef class CopyQueue(LoopWork):
     """The copies of one GPU; made inside the running loop that it reports to, or with `open`.
 
     ``context``: the CUcontext of ``device``, which the caller holds until `aclose`. ``stream``: a CUstream of
@@ -69,9 +67,7 @@ cdef class CopyQueue:
     def __cinit__(self):
         self.raw = NULL
         self.loads = NULL
-        self.eventfd = -1
         self.host_eventfd = -1
-        self.owner_pid = getpid()
 
     def __init__(self, int device, size_t context, *, size_t stream=0, str checksum="device", int depth=32,
                  bint elide_zeros=False, int host_threads=0):
@@ -85,15 +81,13 @@ cdef class CopyQueue:
             raise ValueError("a copy queue needs a CUDA context")
         if host_threads < 0 or host_threads > 256:
             raise ValueError(f"host_threads is 0 (chosen here) to 256, not {host_threads}")
-        self.loop = asyncio.get_running_loop()
-        self.thread = PyThread_get_thread_ident()
+        self.belong()
         self.driver = loaded()
         self.device = device
         self.context = context
         self.stream = stream
         self.depth = depth
         self.requested = checksum
-        self.waiters = []
         self.why = ""
         image = None
         if checksum == "device":
@@ -154,18 +148,9 @@ cdef class CopyQueue:
         return 0
 
     @property
-    def inflight(self):
-        """Operations accepted and not yet answered."""
-        return self.accepted
-
-    @property
     def running(self):
         """Operations that the driver has now: at most ``depth``."""
         return ck_copies_running(self.raw) if self.raw != NULL else 0
-
-    @property
-    def closed(self):
-        return self.raw == NULL
 
     # -- what callers ask for ----------------------------------------------------------------------------
 
@@ -215,74 +200,7 @@ cdef class CopyQueue:
         """CRC32C and zero test of device memory, not copied where the kernel runs; a future of Scan."""
         return self.begin(CK_COPY_SCAN, self.check, None, device_address, nbytes)
 
-    async def drain(self):
-        """Wait until nothing is in flight. Finishes when cancelled, and is cancelled then."""
-        cancelled = None
-        while self.accepted:
-            waiter = self.loop.create_future()
-            self.waiters.append(waiter)
-            try:
-                await asyncio.shield(waiter)
-            except asyncio.CancelledError as error:
-                cancelled = error  # the GPU still writes into leased memory: go on, then say so
-        if cancelled is not None:
-            try:
-                raise cancelled
-            finally:
-                cancelled = None
-
-    async def aclose(self):
-        """Refuse new operations, wait for those under way, release streams, events and threads. Idempotent;
-        finishes when cancelled."""
-        if self.raw == NULL or getpid() != self.owner_pid:
-            return
-        self.closing = True
-        cancelled = None
-        try:
-            await self.drain()
-        except asyncio.CancelledError as error:
-            cancelled = error
-        if self.loads != NULL:
-            try:
-                await asyncio.shield(asyncio.to_thread(self.stop_loads))  # it calls the driver
-            except asyncio.CancelledError as error:
-                cancelled = error
-        while self.raw != NULL:
-            if self.ended is None:
-                self.ended = self.loop.create_future()
-                ck_copies_stop(self.raw)
-            try:
-                await asyncio.shield(self.ended)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            try:
-                raise cancelled
-            finally:
-                cancelled = None
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *exc):
-        await self.aclose()
-
     # -- from the call to the future ---------------------------------------------------------------------
-
-    cdef int check_usable(self) except -1:
-        if getpid() != self.owner_pid:
-            raise CkptpipeError(
-                f"this copy queue belongs to process {self.owner_pid}, and this is process {getpid()}",
-                cure="start processes with spawn: CUDA does not work in a forked child",
-            )
-        if self.raw == NULL or self.closing:
-            raise RuntimeError("the copy queue is closed")
-        if self.thread != PyThread_get_thread_ident():
-            raise CkptpipeError(
-                "this copy queue belongs to another thread",
-                cure="use it in the thread of its event loop (asyncio.run_coroutine_threadsafe)",
-            )
-        return 0
 
     cdef Copy make(self, int kind, int check, size_t device_address, Py_ssize_t nbytes):
         """An operation that has not begun, with its future."""
@@ -386,10 +304,7 @@ cdef class CopyQueue:
             else:
                 future.set_result(Scan(copy.raw.crc, copy.raw.zero != 0))
         if heard and self.accepted == 0 and self.waiters:
-            waiters, self.waiters = self.waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self.tell_idle()
         return 0
 
     # -- files -------------------------------------------------------------------------------------------
@@ -440,6 +355,19 @@ cdef class CopyQueue:
 
     # -- the end -----------------------------------------------------------------------------------------
 
+    cdef str noun(self):
+        return "copy queue"
+
+    cdef bint is_gone(self) noexcept:
+        return self.raw == NULL
+
+    cdef object last_work(self):
+        return asyncio.to_thread(self.stop_loads) if self.loads != NULL else None  # it calls the driver
+
+    cdef int stop(self) except -1:
+        ck_copies_stop(self.raw)
+        return 0
+
     cdef int finish(self) except -1:
         """The threads have ended, or are about to: join them, free all."""
         global live
@@ -455,9 +383,7 @@ cdef class CopyQueue:
         self.eventfd = self.host_eventfd = -1
         live -= 1
         ck_copies_free(queue)
-        if self.ended is not None and not self.ended.done() and not self.loop.is_closed():
-            self.ended.set_result(None)
-        return 0
+        return self.tell_ended()
 
     def _stop_now(self):
         self.closing = True

@@ -3,6 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from ckptpipe.pyx.codec_job cimport Job, Plan, ck_codec_job, ck_plan
 from ckptpipe.pyx.cuda_driver cimport Driver, ck_cuda, cu_context, cu_stream
+from ckptpipe.pyx.loop_work cimport LoopWork
 from ckptpipe.pyx.nvcomp cimport Nvcomp, ck_nvcomp
 
 
@@ -41,7 +42,7 @@ cdef extern from "device_codec.h" nogil:
     void ck_codec_abandon(ck_codec* codec)
 
 
-cdef class DeviceCodec:
+cdef class DeviceCodec(LoopWork):
     cdef ck_codec* raw
     cdef Driver driver
     cdef Nvcomp nvcomp
@@ -61,16 +62,7 @@ cdef class DeviceCodec:
     cdef Py_ssize_t by_engine
     cdef Py_ssize_t by_nvcomp
     cdef dict plans
-    cdef object loop
-    cdef list waiters
-    cdef object ended
-    cdef bint closing
-    cdef int eventfd
-    cdef Py_ssize_t accepted
-    cdef long owner_pid
-    cdef unsigned long thread
 
-    cdef int check_usable(self) except -1
     cdef Plan plan_of(self, object plan, bint odd)
     cdef Plan measured(self, object plan, bint odd)
     cdef object submit(self, Job job)

@@ -11,13 +11,14 @@ from ckptpipe.pyx.codec_errors import StoredMismatch as StoredMismatch
 from ckptpipe.pyx.encode_plan import Encoded as Encoded
 from ckptpipe.pyx.encode_plan import EncodePlan as EncodePlan
 from ckptpipe.pyx.encode_plan import Plane
+from ckptpipe.pyx.loop_work import LoopWork
 from ckptpipe.pyx.nvcomp import Nvcomp
 from ckptpipe.pyx.staging import Lease
 
 SCRATCH_BYTES: int  # 512 MiB
 LANES: int
 
-class DeviceCodec:
+class DeviceCodec(LoopWork):
     """The codecs of one GPU; made inside the running loop that it reports to, by `create`."""
 
     @classmethod
@@ -63,13 +64,9 @@ class DeviceCodec:
     @property
     def simulated(self) -> bool: ...
     @property
-    def inflight(self) -> int: ...
-    @property
     def running(self) -> int: ...
     @property
     def batches(self) -> int: ...  # that lanes have begun: chunks of one are worked on side by side
-    @property
-    def closed(self) -> bool: ...
     async def prepare(self, plan: EncodePlan) -> None: ...  # checks a plan; ScratchTooSmallError and the like
     def encode(
         self, lease: Lease, nbytes: int, device_address: int, plan: EncodePlan
@@ -94,9 +91,5 @@ class DeviceCodec:
         planes: Sequence[tuple[int, int, int, int, int, tuple[int, ...]]],
         device_address: int,
     ) -> asyncio.Future[int]: ...  # of stored bytes on the device, from a multiple of 256 on
-    async def drain(self) -> None: ...
-    async def aclose(self) -> None: ...
-    async def __aenter__(self) -> DeviceCodec: ...
-    async def __aexit__(self, *exc: object) -> None: ...
 
 def live_codecs() -> int: ...  # codecs that hold threads, streams and scratch memory in this process now

@@ -39,13 +39,11 @@ from ckptpipe.pyx.codec_job cimport (
     nvcomp_failure,
 )
 from ckptpipe.pyx.cuda_driver cimport CU_OK, cu_context, cu_stream, loaded
+from ckptpipe.pyx.loop_work cimport LoopWork
 from ckptpipe.pyx.staging cimport Lease
 
 __all__ = ["DecodeError", "DecoderUnavailableError", "DeviceCodec", "EncodePlan", "Encoded",
            "ScratchTooSmallError", "StoredMismatch", "live_codecs"]
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident()
 
 SCRATCH_BYTES = 512 << 20
 LANES = 3
@@ -59,7 +57,7 @@ SCRATCH_CURE = "let codecs have less (--gpu-scratch), or free memory on that GPU
 cdef int live = 0
 
 
-cdef class DeviceCodec:
+cdef class DeviceCodec(LoopWork):
     """The codecs of one GPU; made inside the running loop that it reports to, by `create`.
 
     The device range of a chunk must not change until its future is done. A chunk in flight holds its lease
@@ -69,8 +67,6 @@ cdef class DeviceCodec:
 
     def __cinit__(self):
         self.raw = NULL
-        self.eventfd = -1
-        self.owner_pid = getpid()
 
     def __init__(self):
         raise TypeError("a DeviceCodec comes from create()")
@@ -104,8 +100,7 @@ cdef class DeviceCodec:
             raise ValueError(f"links is 0 (chosen here) to {CK_LINKS}, not {links}")
         if decoder not in ("auto", ENGINE, NVCOMP):
             raise ValueError(f"decoder is auto, {ENGINE} or {NVCOMP}, not {decoder!r}")
-        loop = made.loop = asyncio.get_running_loop()
-        made.thread = PyThread_get_thread_ident()
+        made.belong()
         made.driver = loaded()
         made.nvcomp = nvcomp
         made.device = device
@@ -115,8 +110,7 @@ cdef class DeviceCodec:
         made.lanes = lanes or max(1, min(LANES, scratch_bytes // (5 * chunk_bytes + (1 << 20))))
         made.links = links or CK_LINKS
         made.plans = {}
-        made.waiters = []
-        opening = loop.run_in_executor(None, made._open, decoder, stream)
+        opening = made.loop.run_in_executor(None, made._open, decoder, stream)
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -124,7 +118,7 @@ cdef class DeviceCodec:
             if opening.exception() is None:
                 made._stop_now()
             raise
-        loop.add_reader(made.eventfd, made._reap)
+        made.loop.add_reader(made.eventfd, made._reap)
         return made
 
     def _open(self, str decoder, size_t stream):
@@ -204,11 +198,6 @@ cdef class DeviceCodec:
         return self.driver.raw.simulated != 0 or (self.nvcomp is not None and self.nvcomp.simulated)
 
     @property
-    def inflight(self):
-        """Chunks accepted and not yet answered."""
-        return self.accepted
-
-    @property
     def running(self):
         """Chunks that lanes have begun."""
         return ck_codec_running(self.raw) if self.raw != NULL else 0
@@ -217,10 +206,6 @@ cdef class DeviceCodec:
     def batches(self):
         """Batches that lanes have begun: the chunks of one are worked on side by side."""
         return ck_codec_batches(self.raw) if self.raw != NULL else 0
-
-    @property
-    def closed(self):
-        return self.raw == NULL
 
     # -- what callers ask for ----------------------------------------------------------------------------
 
@@ -264,69 +249,7 @@ cdef class DeviceCodec:
         return self.submit(decoding(None, loaded_address, stored_bytes, stored_crc32c, raw_bytes, transform,
                                     tuple(planes), device_address))
 
-    async def drain(self):
-        """Wait until nothing is in flight. Finishes when cancelled, and is cancelled then."""
-        cancelled = None
-        while self.accepted:
-            waiter = self.loop.create_future()
-            self.waiters.append(waiter)
-            try:
-                await asyncio.shield(waiter)
-            except asyncio.CancelledError as error:
-                cancelled = error  # the GPU still writes into leased memory: go on, then say so
-        if cancelled is not None:
-            try:
-                raise cancelled
-            finally:
-                cancelled = None
-
-    async def aclose(self):
-        """Refuse new chunks, wait for those under way, give scratch memory, streams and threads back.
-        Idempotent; finishes when cancelled."""
-        if self.raw == NULL or getpid() != self.owner_pid:
-            return
-        self.closing = True
-        cancelled = None
-        try:
-            await self.drain()
-        except asyncio.CancelledError as error:
-            cancelled = error
-        while self.raw != NULL:
-            if self.ended is None:
-                self.ended = self.loop.create_future()
-                ck_codec_stop(self.raw)
-            try:
-                await asyncio.shield(self.ended)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            try:
-                raise cancelled
-            finally:
-                cancelled = None
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *exc):
-        await self.aclose()
-
     # -- from the call to the future ---------------------------------------------------------------------
-
-    cdef int check_usable(self) except -1:
-        if getpid() != self.owner_pid:
-            raise CkptpipeError(
-                f"this device codec belongs to process {self.owner_pid}, and this is process {getpid()}",
-                cure="start processes with spawn: CUDA does not work in a forked child",
-            )
-        if self.raw == NULL or self.closing:
-            raise RuntimeError("the device codec is closed")
-        if self.thread != PyThread_get_thread_ident():
-            raise CkptpipeError(
-                "this device codec belongs to another thread",
-                cure="use it in the thread of its event loop (asyncio.run_coroutine_threadsafe)",
-            )
-        return 0
 
     cdef Plan plan_of(self, object plan, bint odd):
         # ANS of 2-byte elements takes no odd number of bytes: such a chunk, a stream's last, is coded as u8.
@@ -419,13 +342,20 @@ cdef class DeviceCodec:
             else:
                 future.set_result(job.raw.raw_crc)
         if heard and self.accepted == 0 and self.waiters:
-            waiters, self.waiters = self.waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self.tell_idle()
         return 0
 
     # -- the end -----------------------------------------------------------------------------------------
+
+    cdef str noun(self):
+        return "device codec"
+
+    cdef bint is_gone(self) noexcept:
+        return self.raw == NULL
+
+    cdef int stop(self) except -1:
+        ck_codec_stop(self.raw)
+        return 0
 
     cdef int finish(self) except -1:
         """The lanes have ended, or are about to: join them, free all."""
@@ -440,9 +370,7 @@ cdef class DeviceCodec:
         self.eventfd = -1
         live -= 1
         ck_codec_free(codec)
-        if self.ended is not None and not self.ended.done() and not self.loop.is_closed():
-            self.ended.set_result(None)
-        return 0
+        return self.tell_ended()
 
     def _stop_now(self):
         self.closing = True
