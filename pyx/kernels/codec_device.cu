@@ -64,54 +64,9 @@ ENTRY ckptpipe_crc_many(const codec_range *ranges, crc_word *scratch, volatile c
     const codec_word padding = (MANY_ROW_GRANULES - granules % MANY_ROW_GRANULES) % MANY_ROW_GRANULES;
     const codec_word rows = (granules + padding) / MANY_ROW_GRANULES;
 
-    EACH_THREAD(t) {
-        if (t < 32) {
-            crc_word value = X_MANY_ROW;
-            for (unsigned bit = 31; bit > t; bit--) value = times_x(value);
-            basis[t] = value;
-        }
-        if (t == 0) nonzero = 0;
-    }
-    BARRIER;
-    EACH_THREAD(t) {
-        UNROLL for (unsigned byte = 0; byte < 4; byte++) {
-            crc_word value = 0;
-            UNROLL for (unsigned bit = 0; bit < 8; bit++) value ^= basis[8 * byte + bit] & (0u - ((t >> bit) & 1u));
-            table[256 * byte + t] = value;
-        }
-    }
-    BARRIER;
-    EACH_THREAD(t) {
-        const codec_word place = (codec_word)BLOCK_INDEX * THREADS + t;
-        codec_word row = place < padding ? 1 : 0;
-        crc_word a = 0, b = 0, c = 0, d = 0, any = 0;
-        if (row < rows) {
-            codec_word index = row * MANY_ROW_GRANULES + place - padding;
-            crc_granule next = load_granule(base, index, head, &any);
-            for (;;) {
-                crc_granule granule = next;
-                const int more = ++row < rows;
-                index += MANY_ROW_GRANULES;
-                if (more) next = load_granule(base, index, head, &any);
-                a = next_row(table, a) ^ granule.x;
-                b = next_row(table, b) ^ granule.y;
-                c = next_row(table, c) ^ granule.z;
-                d = next_row(table, d) ^ granule.w;
-                if (!more) break;
-            }
-        }
-        states[t] = product(product(product(a, X_4) ^ b, X_4) ^ c, X_4) ^ d;
-        if (any) nonzero = 1;
-    }
-    BARRIER;
-    JOIN(states, 0, X_16)
-    JOIN(states, 1, X_32)
-    JOIN(states, 2, X_64)
-    JOIN(states, 3, X_128)
-    JOIN(states, 4, X_256)
-    JOIN(states, 5, X_512)
-    JOIN(states, 6, X_1K)
-    JOIN(states, 7, X_2K)
+    MAKE_TABLE(X_MANY_ROW)
+    SUM_ROWS(MANY_ROW_GRANULES)
+    JOIN_BLOCK(states)
     EACH_THREAD(t) {
         if (t == 0) {
             ((volatile crc_word *)mine)[BLOCK_INDEX] = states[0];

@@ -126,6 +126,64 @@ DEVICE crc_granule load_granule(const unsigned char *base, unsigned long long in
     }                                                                                                     \
     BARRIER;
 
+/* The eight levels that join what the threads of a block found. */
+#define JOIN_BLOCK(states) \
+    JOIN(states, 0, X_16)  \
+    JOIN(states, 1, X_32)  \
+    JOIN(states, 2, X_64)  \
+    JOIN(states, 3, X_128) \
+    JOIN(states, 4, X_256) \
+    JOIN(states, 5, X_512) \
+    JOIN(states, 6, X_1K)  \
+    JOIN(states, 7, X_2K)
+
+/* What is the same in all kernels that checksum, in terms of their variables (basis, table, states, nonzero; base, head,
+   padding, rows). First the tables that go on by one row: x^(8 * its bytes) is `factor`. */
+#define MAKE_TABLE(factor)                                                                                           \
+    EACH_THREAD(t) {                                                                                                 \
+        if (t < 32) {                                                                                                \
+            crc_word value = (factor);                                                                               \
+            for (unsigned bit = 31; bit > t; bit--) value = times_x(value);                                          \
+            basis[t] = value;                                                                                        \
+        }                                                                                                            \
+        if (t == 0) nonzero = 0;                                                                                     \
+    }                                                                                                                \
+    BARRIER;                                                                                                         \
+    EACH_THREAD(t) {                                                                                                 \
+        UNROLL for (unsigned byte = 0; byte < 4; byte++) {                                                           \
+            crc_word value = 0;                                                                                      \
+            UNROLL for (unsigned bit = 0; bit < 8; bit++) value ^= basis[8 * byte + bit] & (0u - ((t >> bit) & 1u)); \
+            table[256 * byte + t] = value;                                                                           \
+        }                                                                                                            \
+    }                                                                                                                \
+    BARRIER;
+
+/* Then each thread's column of rows of `granules` granules; the next granule is on its way while tables are read. */
+#define SUM_ROWS(granules)                                                              \
+    EACH_THREAD(t) {                                                                    \
+        const unsigned long long place = (unsigned long long)BLOCK_INDEX * THREADS + t; \
+        unsigned long long row = place < padding ? 1 : 0;                               \
+        crc_word a = 0, b = 0, c = 0, d = 0, any = 0;                                   \
+        if (row < rows) {                                                               \
+            unsigned long long index = row * (granules) + place - padding;              \
+            crc_granule next = load_granule(base, index, head, &any);                   \
+            for (;;) {                                                                  \
+                crc_granule granule = next;                                             \
+                const int more = ++row < rows;                                          \
+                index += (granules);                                                    \
+                if (more) next = load_granule(base, index, head, &any);                 \
+                a = next_row(table, a) ^ granule.x;                                     \
+                b = next_row(table, b) ^ granule.y;                                     \
+                c = next_row(table, c) ^ granule.z;                                     \
+                d = next_row(table, d) ^ granule.w;                                     \
+                if (!more) break;                                                       \
+            }                                                                           \
+        }                                                                               \
+        states[t] = product(product(product(a, X_4) ^ b, X_4) ^ c, X_4) ^ d;            \
+        if (any) nonzero = 1;                                                           \
+    }                                                                                   \
+    BARRIER;
+
 /* The register after all whole granules, then the bytes that follow them. */
 DEVICE crc_word finish(crc_word state, const unsigned char *data, unsigned long long nbytes, unsigned tail) {
     if (nbytes < SHORT_BYTES) {
@@ -155,54 +213,9 @@ ENTRY ckptpipe_crc32c_zero(const unsigned char *data, unsigned long long nbytes,
     const unsigned long long padding = (ROW_GRANULES - granules % ROW_GRANULES) % ROW_GRANULES;
     const unsigned long long rows = (granules + padding) / ROW_GRANULES;
 
-    EACH_THREAD(t) {
-        if (t < 32) {
-            crc_word value = X_ROW;
-            for (unsigned bit = 31; bit > t; bit--) value = times_x(value);
-            basis[t] = value;
-        }
-        if (t == 0) nonzero = 0;
-    }
-    BARRIER;
-    EACH_THREAD(t) {
-        UNROLL for (unsigned byte = 0; byte < 4; byte++) {
-            crc_word value = 0;
-            UNROLL for (unsigned bit = 0; bit < 8; bit++) value ^= basis[8 * byte + bit] & (0u - ((t >> bit) & 1u));
-            table[256 * byte + t] = value;
-        }
-    }
-    BARRIER;
-    EACH_THREAD(t) {
-        const unsigned long long place = (unsigned long long)BLOCK_INDEX * THREADS + t;
-        unsigned long long row = place < padding ? 1 : 0;
-        crc_word a = 0, b = 0, c = 0, d = 0, any = 0;
-        if (row < rows) {
-            unsigned long long index = row * ROW_GRANULES + place - padding;
-            crc_granule next = load_granule(base, index, head, &any);
-            for (;;) {
-                crc_granule granule = next;
-                const int more = ++row < rows;
-                index += ROW_GRANULES;
-                if (more) next = load_granule(base, index, head, &any); /* on its way while the tables are read */
-                a = next_row(table, a) ^ granule.x;
-                b = next_row(table, b) ^ granule.y;
-                c = next_row(table, c) ^ granule.z;
-                d = next_row(table, d) ^ granule.w;
-                if (!more) break;
-            }
-        }
-        states[t] = product(product(product(a, X_4) ^ b, X_4) ^ c, X_4) ^ d;
-        if (any) nonzero = 1; /* whoever writes, writes the same */
-    }
-    BARRIER;
-    JOIN(states, 0, X_16)
-    JOIN(states, 1, X_32)
-    JOIN(states, 2, X_64)
-    JOIN(states, 3, X_128)
-    JOIN(states, 4, X_256)
-    JOIN(states, 5, X_512)
-    JOIN(states, 6, X_1K)
-    JOIN(states, 7, X_2K)
+    MAKE_TABLE(X_ROW)
+    SUM_ROWS(ROW_GRANULES)
+    JOIN_BLOCK(states)
 
     EACH_THREAD(t) {
         if (t == 0) {
