@@ -1,4 +1,5 @@
 #include "codec_lane.h"
+#include "cuda_steps.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -41,22 +42,10 @@ void ck_codec_release(ck_codec *codec) {
     if (codec->module) cuda->module_unload(codec->module);
 }
 
-#define TRY(expression, name)                  \
-    do {                                       \
-        cu_result tried = (expression);        \
-        if (tried != CU_OK) {                  \
-            *call = (name);                    \
-            return tried;                      \
-        }                                      \
-    } while (0)
-
 static int make_kernels(ck_codec *codec, const void *image, const char **call) {
     const ck_cuda *cuda = codec->cuda;
-    if (cuda->module_load == NULL || cuda->module_function == NULL || cuda->launch == NULL) {
-        *call = "cuGetProcAddress(cuLaunchKernel)";
-        return CU_NOT_FOUND;
-    }
-    TRY(cuda->module_load(&codec->module, image), "cuModuleLoadData");
+    int error = ck_load_kernels(cuda, &codec->module, image, call);
+    if (error) return error;
     TRY(cuda->module_function(&codec->crc_many, codec->module, "ckptpipe_crc_many"), "cuModuleGetFunction");
     TRY(cuda->module_function(&codec->sample, codec->module, "ckptpipe_sample_bytes"), "cuModuleGetFunction");
     TRY(cuda->module_function(&codec->split, codec->module, "ckptpipe_split_planes"), "cuModuleGetFunction");

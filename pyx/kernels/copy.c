@@ -1,4 +1,5 @@
 #include "copy.h"
+#include "dispatch.h"
 
 #include "crc32c.h"
 
@@ -131,27 +132,7 @@ static const implementation implementations[] = {
 #endif
     {"plain", always, stream_plain, zero_plain},
 };
-#define COUNT ((int)(sizeof implementations / sizeof implementations[0]))
-
-static const implementation *current = &implementations[COUNT - 1];
-
-int ck_copy_select(const char *name) {
-    for (int i = 0; i < COUNT; i++) {
-        if (!implementations[i].supported()) continue;
-        if (name != NULL && name[0] && strcmp(name, implementations[i].name) != 0) continue;
-        current = &implementations[i];
-        return 0;
-    }
-    return -1;
-}
-
-const char *ck_copy_name(void) { return current->name; }
-
-const char *ck_copy_available(int wanted) {
-    for (int i = 0; i < COUNT; i++)
-        if (implementations[i].supported() && wanted-- == 0) return implementations[i].name;
-    return NULL;
-}
+CK_DISPATCH(ck_copy)
 
 /* Bytes up to the next multiple of 64 of the destination. */
 static inline size_t head_bytes(const void *destination, size_t nbytes) {

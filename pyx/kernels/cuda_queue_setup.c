@@ -1,4 +1,5 @@
 #include "cuda_queue_state.h"
+#include "cuda_steps.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -25,22 +26,10 @@ void ck_copies_release(ck_copies *queue) {
     if (queue->module) cuda->module_unload(queue->module);
 }
 
-#define TRY(expression, name)                  \
-    do {                                       \
-        cu_result tried = (expression);        \
-        if (tried != CU_OK) {                  \
-            *call = (name);                    \
-            return tried;                      \
-        }                                      \
-    } while (0)
-
 static int make_kernel(ck_copies *queue, const void *image, const char **call) {
     const ck_cuda *cuda = queue->cuda;
-    if (cuda->module_load == NULL || cuda->module_function == NULL || cuda->launch == NULL) {
-        *call = "cuGetProcAddress(cuLaunchKernel)";
-        return CU_NOT_FOUND;
-    }
-    TRY(cuda->module_load(&queue->module, image), "cuModuleLoadData");
+    int error = ck_load_kernels(cuda, &queue->module, image, call);
+    if (error) return error;
     TRY(cuda->module_function(&queue->kernel, queue->module, CK_KERNEL_NAME), "cuModuleGetFunction");
     TRY(cuda->memory_allocate(&queue->scratch, SCRATCH_BYTES), "cuMemAlloc");
     TRY(cuda->memory_fill(queue->scratch, 0, SCRATCH_BYTES, queue->scan), "cuMemsetD8Async");

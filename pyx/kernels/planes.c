@@ -1,4 +1,5 @@
 #include "planes.h"
+#include "dispatch.h"
 
 #include <string.h>
 
@@ -204,27 +205,7 @@ static const implementation implementations[] = {
 #endif
     {"plain", always, split2_plain, split4_plain, merge2_plain, merge4_plain},
 };
-#define COUNT ((int)(sizeof implementations / sizeof implementations[0]))
-
-static const implementation *current = &implementations[COUNT - 1];
-
-int ck_planes_select(const char *name) {
-    for (int i = 0; i < COUNT; i++) {
-        if (!implementations[i].supported()) continue;
-        if (name != NULL && name[0] && strcmp(name, implementations[i].name) != 0) continue;
-        current = &implementations[i];
-        return 0;
-    }
-    return -1;
-}
-
-const char *ck_planes_name(void) { return current->name; }
-
-const char *ck_planes_available(int wanted) {
-    for (int i = 0; i < COUNT; i++)
-        if (implementations[i].supported() && wanted-- == 0) return implementations[i].name;
-    return NULL;
-}
+CK_DISPATCH(ck_planes)
 
 void ck_planes_split(unsigned char *const *planes, const unsigned char *source, size_t nbytes, int width) {
     size_t elements = nbytes / (size_t)width;
