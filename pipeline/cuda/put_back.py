@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.custom_storage import ranges_of
-from ckptpipe.pipeline.cuda.driver import CudaDriver
 from ckptpipe.pipeline.cuda.gpu_decoding import GpuDecoding, plan_decoding
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.session import ProcessSession
@@ -30,7 +29,6 @@ async def put_back(
     sessions: Sequence[ProcessSession],
     reader: ImageReader,
     context: GraphContext,
-    driver: CudaDriver,
     links: Links,
     *,
     pairs: Mapping[int, Mapping[str, str]] | None = None,
@@ -39,9 +37,10 @@ async def put_back(
 ) -> Counts:
     """CHECKPOINTED (or RESTORING, where an earlier try left it there) -> RUNNING for every session.
 
-    ``pairs``: of each session (by k), old GPU to new GPU. ``decoding``: what `plan_decoding` said. Prepares one after another, copies all together,
-    completes and unlocks in reverse order. Nothing is completed before every byte has arrived verified. A
-    process that cannot be prepared does not hold up the others: they run again, and then its error is raised.
+    ``pairs``: of each session (by k), old GPU to new GPU. ``decoding``: what `plan_decoding` said. Prepares one
+    after another, copies all together, completes and unlocks in reverse order. Nothing is completed before every
+    byte has arrived verified. A process that cannot be prepared does not hold up the others: they run again, and
+    then its error is raised.
     """
     decoding = decoding or await plan_decoding(links, context, reader)
     ready: list[ProcessSession] = []

@@ -309,7 +309,7 @@ class _Steps:
             gpus = tuple(gpu for gpu in await self._cuda.devices() if gpu.uuid in uuids)
             await session.retain(gpus)
             await self._links.open(self._context, gpus)
-            await put_back([session], reader, self._context, self._cuda, self._links, progress=self._progress)
+            await put_back([session], reader, self._context, self._links, progress=self._progress)
 
 
 def _nothing_to_do(state: ProcessState, record: CheckpointRecord | None) -> str:

@@ -162,9 +162,7 @@ async def _from_custom_storage(
         for session in sessions:
             session.start_pause()
         return await shielded(
-            put_back(
-                sessions, reader, context, cuda, links, pairs=pairs, decoding=decoding, progress=progress
-            )
+            put_back(sessions, reader, context, links, pairs=pairs, decoding=decoding, progress=progress)
         )
 
 

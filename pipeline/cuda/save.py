@@ -212,7 +212,7 @@ async def _put_back_from_any(
     for left, (url, options) in zip(reversed(range(len(images))), images, strict=True):
         try:
             async with image_in(context, url, options) as reader:
-                await put_back(sessions, reader, context, cuda, links)
+                await put_back(sessions, reader, context, links)
             return
         except (StorageError, ImageCorrupt) as error:
             if not left:
