@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.cuda import open_operations
 from ckptpipe.pipeline.cuda.driver import CudaDriver
-from tests.simcuda import Fault, SimWorld, Target
+from tests.simcuda import STALLED, Fault, SimWorld, Target
 
 KIB = 1 << 10
 SETTINGS = ckptpipe.Settings(chunk_bytes=256 * KIB, ring_bytes=4 << 20, workers=2)
@@ -60,3 +63,20 @@ def images(*places: Path) -> list[Path]:
 
 async def until_held(fault: Fault) -> None:
     await asyncio.to_thread(fault.wait)
+
+
+async def cancelled_while_the_gpu_fetches(world: SimWorld, work: Coroutine[Any, Any, object]) -> None:
+    """Cancel a restore while GPU 0 reads its host buffers: it stays until the GPU has done with them."""
+    copies = world.calls("cuMemcpyHtoDAsync")
+    world.link(0, to_device=STALLED)
+    task = asyncio.ensure_future(work)
+    while world.calls("cuMemcpyHtoDAsync") < copies + 2:
+        await asyncio.to_thread(os.sched_yield)
+        assert not task.done()
+    task.cancel()
+    for _ in range(20):
+        await asyncio.to_thread(os.sched_yield)
+    assert not task.done(), "the GPU still reads the buffers"
+    world.link(0, to_device=0)
+    with pytest.raises(asyncio.CancelledError):
+        await task

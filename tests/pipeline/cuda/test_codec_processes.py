@@ -162,46 +162,41 @@ def test_what_cannot_be_decoded_is_refused_before_the_target_is_touched(
     runs(world, target, runtime)
 
 
+SMALL_SCRATCH = replace(SETTINGS, gpu_scratch_bytes=20 * MIB)
+LARGE_SCRATCH = replace(SETTINGS, gpu_scratch_bytes=80 * MIB)
+
+
+def saved_from_a_small_gpu(
+    make_world: Callable[..., SimWorld], spawn: Spawn, workdir: Path, codec: str
+) -> tuple[SimWorld, Target]:
+    """The process fits onto its GPU, and the large scratch as well, but not both of them."""
+    world = make_world(gpus=1, memory=128 * MIB)
+    target = spawn(world, [(0, 70 * MIB)], seed=COMPRESSIBLE)
+    save(target, workdir, codec, leave="checkpointed", settings=SMALL_SCRATCH)
+    return world, target
+
+
 def test_scratch_counts_in_the_preflight_of_a_restore(
     make_world: Callable[..., SimWorld], spawn: Spawn, workdir: Path, runtime: Path
 ) -> None:
-    """The process fits onto its GPU, and the scratch as well, but not both of them."""
-    world = make_world(gpus=1, memory=128 * MIB)
-    target = spawn(world, [(0, 70 * MIB)], seed=COMPRESSIBLE)
-    save(
-        target,
-        workdir,
-        "ans:u8",
-        leave="checkpointed",
-        settings=replace(SETTINGS, gpu_scratch_bytes=20 * MIB),
-    )
-    large = replace(SETTINGS, gpu_scratch_bytes=80 * MIB)
+    world, target = saved_from_a_small_gpu(make_world, spawn, workdir, "ans:u8")
     with pytest.raises(
         GpuUnsuitable, match=r"memory free beside the 83886080 that codecs take.*the image needs"
     ):
-        restore(workdir / "a", target, settings=large)
+        restore(workdir / "a", target, settings=LARGE_SCRATCH)
     assert world.process(target.pid).state == "CHECKPOINTED"
-    restore(workdir / "a", target, settings=replace(SETTINGS, gpu_scratch_bytes=20 * MIB))
+    restore(workdir / "a", target, settings=SMALL_SCRATCH)
     runs(world, target, runtime)
 
 
 def test_where_scratch_and_process_do_not_fit_the_cpu_decodes_what_it_can(
     make_world: Callable[..., SimWorld], spawn: Spawn, workdir: Path, runtime: Path
 ) -> None:
-    world = make_world(gpus=1, memory=128 * MIB)
-    target = spawn(world, [(0, 70 * MIB)], seed=COMPRESSIBLE)
-    save(
-        target,
-        workdir,
-        "deflate:0",
-        leave="checkpointed",
-        settings=replace(SETTINGS, gpu_scratch_bytes=20 * MIB),
-    )
-    large = replace(SETTINGS, gpu_scratch_bytes=80 * MIB)
+    world, target = saved_from_a_small_gpu(make_world, spawn, workdir, "deflate:0")
     with pytest.raises(GpuUnsuitable, match="that codecs take"):
-        restore(workdir / "a", target, settings=large, decompress_backend="nvcomp-cuda")
+        restore(workdir / "a", target, settings=LARGE_SCRATCH, decompress_backend="nvcomp-cuda")
     assert world.process(target.pid).state == "CHECKPOINTED"
-    back = restore(workdir / "a", target, settings=large)
+    back = restore(workdir / "a", target, settings=LARGE_SCRATCH)
     assert back.codec_backend == "cpu" and back.facts.gpu_scratch_bytes == 0
     assert any("the memory that codecs take is needed" in note for note in back.facts.notes)
     runs(world, target, runtime)

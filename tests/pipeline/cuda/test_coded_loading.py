@@ -16,8 +16,9 @@ from tests.fixtures.gpu_contents import bf16_weights
 from tests.pipeline.cuda import damage
 from tests.pipeline.cuda.codec_runs import GPU, KIB, SETTINGS, Buffers, restore, save
 from tests.pipeline.cuda.device_arrays import Allocate
+from tests.pipeline.cuda.runs import cancelled_while_the_gpu_fetches
 from tests.pipeline.runs import memory_dir, run
-from tests.simcuda import STALLED, SimWorld
+from tests.simcuda import SimWorld
 
 __all__ = ["memory_dir"]
 CHUNK = SETTINGS.chunk_bytes
@@ -122,20 +123,8 @@ def test_cancelled_while_the_gpu_still_fetches(world: SimWorld, weights: Buffers
     used = world.used(0)
 
     async def main() -> None:
-        copies = world.calls("cuMemcpyHtoDAsync")
-        world.link(0, to_device=STALLED)
         work = ckptpipe.restore(str(workdir / "a"), device_buffers=weights.arrays, settings=SETTINGS)
-        task = asyncio.ensure_future(work)
-        while world.calls("cuMemcpyHtoDAsync") < copies + 2:
-            await asyncio.to_thread(os.sched_yield)
-            assert not task.done()
-        task.cancel()
-        for _ in range(20):
-            await asyncio.to_thread(os.sched_yield)
-        assert not task.done(), "the GPU still reads the buffers"
-        world.link(0, to_device=0)
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancelled_while_the_gpu_fetches(world, work)
 
     run(main())
     assert world.used(0) == used

@@ -22,9 +22,9 @@ from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.local import LocalBackend
 from tests.pipeline.cuda.device_arrays import Allocate, Interface, Memory
-from tests.pipeline.cuda.runs import KIB, SETTINGS
+from tests.pipeline.cuda.runs import KIB, SETTINGS, cancelled_while_the_gpu_fetches
 from tests.pipeline.runs import run
-from tests.simcuda import STALLED, SimWorld
+from tests.simcuda import SimWorld
 
 CHUNK = 256 * KIB
 NBYTES = 9 * CHUNK + 1000
@@ -224,19 +224,7 @@ def test_a_cancelled_restore_leaves_nothing(world: SimWorld, allocate: Allocate,
     save({"x": Interface(memory)}, folder)
 
     async def main() -> None:
-        copies = world.calls("cuMemcpyHtoDAsync")
-        world.link(0, to_device=STALLED)
-        task = asyncio.ensure_future(restoring(folder / "a", {"x": Interface(memory)}))
-        while world.calls("cuMemcpyHtoDAsync") < copies + 2:
-            await asyncio.to_thread(os.sched_yield)
-            assert not task.done()
-        task.cancel()
-        for _ in range(20):
-            await asyncio.to_thread(os.sched_yield)
-        assert not task.done(), "the GPU still reads the buffers"
-        world.link(0, to_device=0)
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancelled_while_the_gpu_fetches(world, restoring(folder / "a", {"x": Interface(memory)}))
 
     run(main())
     assert cuda.pinned_bytes() == 0
