@@ -10,21 +10,19 @@ from ckptpipe.pipeline.cuda.errors import TargetError
 from ckptpipe.pipeline.cuda.image_window import ImageWindow
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool
 from ckptpipe.pipeline.cuda.live_image import live_mappings
+from ckptpipe.pipeline.cuda.second_reading import read_again_if_bad
 from ckptpipe.pipeline.cuda.session import ProcessSession
-from ckptpipe.pipeline.errors import ImageCorrupt
-from ckptpipe.pipeline.graph import Graph
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.progress import ProgressCallback
+from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sinks.pool import PoolRange, PoolSink
-from ckptpipe.pipeline.sources.image import Counts
+from ckptpipe.pipeline.sources.image import Counts, ImageSource
 from ckptpipe.pipeline.sources.pool_image import PoolImageSource
 from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.cuda.early_start import Arrivals
-
-TRIES = 2  # a chunk that was bad once is read again before the restore is given up
 
 
 async def evict(session: ProcessSession) -> None:
@@ -143,21 +141,10 @@ async def fill(
     """Read the streams into ``ranges``, twice where the first try met bad bytes. With ``arrivals``, the pools are
     empty already, and what has arrived stays. ``windows``: those of streams whose range is one. ``aside``: see
     `PoolSink`."""
-    for left in reversed(range(TRIES)):
+
+    async def make() -> tuple[ImageSource, Sink]:
         if arrivals is None:
             await empty(sessions, allocate=True)
-        source = PoolImageSource(reader, list(ranges), windows)
-        await source.open(context)
-        graph = Graph(source, context, phase="restore")
-        graph.add_sink(PoolSink(ranges, context, arrivals, aside))
-        try:
-            await graph.run(progress)
-            return source.counts
-        except ImageCorrupt as error:
-            if not left:
-                raise
-            context.notes.append(f"read again, since it was bad the first time: {error.message}")
-        finally:
-            await shielded(graph.aclose())
-            await shielded(source.aclose())
-    raise AssertionError("the last try returns or raises")
+        return PoolImageSource(reader, list(ranges), windows), PoolSink(ranges, context, arrivals, aside)
+
+    return await read_again_if_bad(context, make, progress)

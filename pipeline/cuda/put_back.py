@@ -9,20 +9,17 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.custom_storage import ranges_of
 from ckptpipe.pipeline.cuda.gpu_decoding import GpuDecoding, plan_decoding
 from ckptpipe.pipeline.cuda.links import Links
+from ckptpipe.pipeline.cuda.second_reading import read_again_if_bad
 from ckptpipe.pipeline.cuda.session import ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import while_alive
-from ckptpipe.pipeline.errors import ImageCorrupt
-from ckptpipe.pipeline.graph import Graph
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.progress import ProgressCallback
+from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sinks.device import DeviceSink
 from ckptpipe.pipeline.sources.device import DeviceRange
 from ckptpipe.pipeline.sources.image import Counts, ImageSource
 from ckptpipe.pyx.errors import CkptpipeError
-from ckptpipe.storage_backends.shielded import shielded
-
-TRIES = 2  # a range that was bad once is read again before the restore is given up
 
 
 async def put_back(
@@ -87,7 +84,7 @@ async def _copy(
     decoding: GpuDecoding,
     progress: ProgressCallback | None,
 ) -> Counts:
-    for left in reversed(range(TRIES)):
+    async def make() -> tuple[ImageSource, Sink]:
         source = ImageSource(
             reader,
             decode=True,
@@ -97,17 +94,6 @@ async def _copy(
             sink_loads=all(link.loader is not None for link in links),
             loads_coded=decoding.loads,
         )
-        await source.open(context)
-        graph = Graph(source, context, phase="restore")
-        graph.add_sink(DeviceSink(ranges, links, context))
-        try:
-            await graph.run(progress)
-            return source.counts
-        except ImageCorrupt as error:
-            if not left:
-                raise
-            context.notes.append(f"read again, since it was bad the first time: {error.message}")
-        finally:
-            await shielded(graph.aclose())
-            await shielded(source.aclose())
-    raise AssertionError("the last try returns or raises")
+        return source, DeviceSink(ranges, links, context)
+
+    return await read_again_if_bad(context, make, progress)
