@@ -71,3 +71,19 @@ class Sink(ABC):
 
     @abstractmethod
     def result(self) -> SinkResult: ...
+
+
+class RestoringSink(Sink):
+    """The end of a restore or verify into memory: what has arrived is there, and there is nothing to undo."""
+
+    async def commit(self) -> None:
+        return
+
+    async def settle(self) -> None:
+        return
+
+    async def abort(self) -> None:
+        return
+
+    def result(self) -> SinkResult:
+        return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True)

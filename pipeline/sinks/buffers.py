@@ -9,8 +9,7 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.parallel import in_parallel
-from ckptpipe.pipeline.result import SinkResult
-from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sinks.abc import RestoringSink
 from ckptpipe.pipeline.sources.abc import Source, lease_in_order
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.shielded import in_thread
@@ -19,7 +18,7 @@ WRITERS = 4  # chunks copied side by side
 _ZEROS = bytes(1 << 20)
 
 
-class BuffersSink(Sink):
+class BuffersSink(RestoringSink):
     """``buffers``: {stream name, or the part of it behind ``host/``, ``device/`` or ``files/``: writable buffer}.
 
     Each buffer must be contiguous and as long as its stream. Chunks are verified before they are copied; when
@@ -78,21 +77,9 @@ class BuffersSink(Sink):
 
         await in_parallel(WRITERS, write)
 
-    async def commit(self) -> None:
-        return
-
-    async def settle(self) -> None:
-        return
-
-    async def abort(self) -> None:
-        return
-
     async def aclose(self) -> None:
         while self._leases:
             self._leases.pop().release()
-
-    def result(self) -> SinkResult:
-        return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True)
 
 
 def _clear(target: Lease) -> None:

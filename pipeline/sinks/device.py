@@ -13,8 +13,7 @@ from ckptpipe.pipeline.decoding import BadChunk
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.parallel import in_parallel
-from ckptpipe.pipeline.result import SinkResult
-from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sinks.abc import RestoringSink
 from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.device import DeviceRange
 from ckptpipe.pipeline.sources.image import ImageSource
@@ -25,7 +24,7 @@ from ckptpipe.pyx.workers import Scan
 WRITERS_MAX = 64  # chunks under way: more than the driver has at a time
 
 
-class DeviceSink(Sink):
+class DeviceSink(RestoringSink):
     """``ranges``: where each stream of the source goes, in any order; sizes must agree.
 
     When `run` has returned, every byte has arrived on its GPU and is verified: chunks that come unverified
@@ -129,18 +128,6 @@ class DeviceSink(Sink):
         assert isinstance(self._source, ImageSource), "no other source leaves chunks unverified"
         return self._source
 
-    async def commit(self) -> None:
-        return
-
-    async def settle(self) -> None:
-        return
-
-    async def abort(self) -> None:
-        return
-
     async def aclose(self) -> None:
         for link in self._links:  # what was cut off must not write into what a second try has written
             await link.drain()
-
-    def result(self) -> SinkResult:
-        return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True)

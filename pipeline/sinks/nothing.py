@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from ckptpipe.pipeline.edge import Edge
-from ckptpipe.pipeline.result import SinkResult
-from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sinks.abc import RestoringSink
 from ckptpipe.pipeline.sources.abc import Source
 
 
-class NothingSink(Sink):
+class NothingSink(RestoringSink):
     """Takes chunks and lets them go."""
 
     name = "nothing"
@@ -25,17 +24,5 @@ class NothingSink(Sink):
             self.done_bytes += chunk.raw_bytes
             chunk.release()
 
-    async def commit(self) -> None:
-        return
-
-    async def settle(self) -> None:
-        return
-
-    async def abort(self) -> None:
-        return
-
     async def aclose(self) -> None:
         return
-
-    def result(self) -> SinkResult:
-        return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True)

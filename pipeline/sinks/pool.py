@@ -15,8 +15,7 @@ from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool, PooledImage
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import ImageIncomplete, UsageError
 from ckptpipe.pipeline.parallel import in_parallel
-from ckptpipe.pipeline.result import SinkResult
-from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sinks.abc import RestoringSink
 from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pyx.staging import Lease, lease_buffer
@@ -42,7 +41,7 @@ class PoolRange:
         return self.image.offset + (start % self.window if self.window else start)
 
 
-class PoolSink(Sink):
+class PoolSink(RestoringSink):
     """``ranges``: where each stream of an `ImageSource` goes. All of it must be holes, which is what zeros become; in a
     window they are written. Its source sees to it that there is room in a window for what it sends.
 
@@ -141,15 +140,6 @@ class PoolSink(Sink):
             assert isinstance(self._source, ImageSource), "a pool is filled from an image"
             raise self._source.refuse(chunk.stream, chunk.number, found)
 
-    async def commit(self) -> None:
-        return
-
-    async def settle(self) -> None:
-        return
-
-    async def abort(self) -> None:
-        return
-
     async def aclose(self) -> None:
         """Returns when nothing writes into the pools any more."""
         for each in self._by_stream.values():
@@ -157,6 +147,3 @@ class PoolSink(Sink):
         if self._zeros is not None:
             self._zeros.release()
             self._zeros = None
-
-    def result(self) -> SinkResult:
-        return SinkResult(url=self.url, image_url="", policy=self.policy, ok=True)
