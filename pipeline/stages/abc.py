@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.codecs import CodecChoice
 from ckptpipe.pipeline.edge import Edge, Outlet
 
@@ -21,6 +22,21 @@ class Stage(ABC):
 
     @abstractmethod
     async def run(self, edge: Edge, outlet: Outlet) -> None: ...
+
+
+async def pass_each(edge: Edge, outlet: Outlet, treat: Callable[[Chunk], Awaitable[None]]) -> None:
+    """Treat each chunk of ``edge`` and pass it on, until the edge ends or nobody reads any more. A chunk that is held
+    when ``treat`` fails is released."""
+    while (chunk := await edge.get()) is not None:
+        try:
+            await treat(chunk)
+        except BaseException:
+            chunk.release()
+            raise
+        await outlet.emit(chunk)
+        if outlet.dropped:
+            edge.drop()
+            return
 
 
 class CodingStage(Stage):

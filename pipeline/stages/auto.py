@@ -18,7 +18,7 @@ from ckptpipe.pipeline.codecs.sink_rate import SinkRate
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
 from ckptpipe.pipeline.parallel import in_parallel
-from ckptpipe.pipeline.stages.abc import ChoosingStage
+from ckptpipe.pipeline.stages.abc import ChoosingStage, pass_each
 from ckptpipe.pipeline.stages.compress import encode_chunk
 from ckptpipe.pyx.staging import StagingRing
 
@@ -95,13 +95,12 @@ class AutoStage(ChoosingStage):
 
     async def _pass_on(self, edge: Edge, outlet: Outlet) -> None:
         self.made.reason = "the sink takes bytes as fast as memory does"
-        while (chunk := await edge.get()) is not None:
+
+        async def count(chunk: Chunk) -> None:
             if not chunk.zero and not chunk.planes:
                 self.raw += 1
-            await outlet.emit(chunk)
-            if outlet.dropped:
-                edge.drop()
-                return
+
+        await pass_each(edge, outlet, count)
 
     async def _choose(self, edge: Edge, outlet: Outlet, sink: SinkRate) -> None:
         budget = None if self._leisure else self._budget
@@ -109,22 +108,13 @@ class AutoStage(ChoosingStage):
         self.made.begin(chooser, sink)
         self._budget.begin()
 
-        async def work() -> None:
-            while (chunk := await edge.get()) is not None:
-                try:
-                    await self._treat(chunk, chooser, sink)
-                    if chunk.lease is not None:
-                        chunk.lease = sink.sent(chunk.lease, chunk.stored_bytes)
-                except BaseException:
-                    chunk.release()
-                    raise
-                await outlet.emit(chunk)
-                if outlet.dropped:
-                    edge.drop()
-                    return
+        async def treat(chunk: Chunk) -> None:
+            await self._treat(chunk, chooser, sink)
+            if chunk.lease is not None:
+                chunk.lease = sink.sent(chunk.lease, chunk.stored_bytes)
 
         # Two more than can be coded at a time: the sink is never without a chunk because codecs are busy.
-        await in_parallel(self._threads + 2, work)
+        await in_parallel(self._threads + 2, lambda: pass_each(edge, outlet, treat))
 
     async def _treat(self, chunk: Chunk, chooser: Chooser, sink: SinkRate) -> None:
         """Code ``chunk``, or leave it as it is."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.codecs import CodecChoice
 from ckptpipe.pipeline.codecs.choices_made import ChoicesMade
 from ckptpipe.pipeline.edge import Edge, Outlet
-from ckptpipe.pipeline.stages.abc import ChoosingStage
+from ckptpipe.pipeline.stages.abc import ChoosingStage, pass_each
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.codecs.decision import Decision
@@ -54,7 +55,7 @@ class EncodedStage(ChoosingStage):
         return self._made.as_json(names)
 
     async def run(self, edge: Edge, outlet: Outlet) -> None:
-        while (chunk := await edge.get()) is not None:
+        async def count(chunk: Chunk) -> None:
             if chunk.planes:
                 self.compressed += 1
             elif not chunk.zero:
@@ -62,8 +63,6 @@ class EncodedStage(ChoosingStage):
             if self._encodings and not chunk.zero:
                 first = chunk.number - chunk.number % self.piece_chunks
                 self._made.count(chunk, self._encodings[chunk.stream, first] if chunk.planes else None)
-            await outlet.emit(chunk)
-            if outlet.dropped:
-                edge.drop()
-                return
+
+        await pass_each(edge, outlet, count)
         outlet.end()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.edge import Edge, Outlet
-from ckptpipe.pipeline.stages.abc import Stage
+from ckptpipe.pipeline.stages.abc import Stage, pass_each
 
 
 class LimitStage(Stage):
@@ -18,17 +19,13 @@ class LimitStage(Stage):
     async def run(self, edge: Edge, outlet: Outlet) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time()
-        while (chunk := await edge.get()) is not None:
-            try:
-                now = loop.time()
-                if due > now:
-                    await asyncio.sleep(due - now)
-                due = max(due, now) + chunk.stored_bytes / self.rate
-            except BaseException:
-                chunk.release()
-                raise
-            await outlet.emit(chunk)
-            if outlet.dropped:
-                edge.drop()
-                return
+
+        async def wait(chunk: Chunk) -> None:
+            nonlocal due
+            now = loop.time()
+            if due > now:
+                await asyncio.sleep(due - now)
+            due = max(due, now) + chunk.stored_bytes / self.rate
+
+        await pass_each(edge, outlet, wait)
         outlet.end()

@@ -8,7 +8,7 @@ from ckptpipe.pipeline.edge import Edge, Outlet
 from ckptpipe.pipeline.errors import SaveFailed
 from ckptpipe.pipeline.image.records import ChunkRecord
 from ckptpipe.pipeline.parallel import in_parallel
-from ckptpipe.pipeline.stages.abc import Stage
+from ckptpipe.pipeline.stages.abc import Stage, pass_each
 
 
 class ProveStage(Stage):
@@ -21,20 +21,11 @@ class ProveStage(Stage):
         self._ring = context.make_ring(self._threads)
 
     async def run(self, edge: Edge, outlet: Outlet) -> None:
-        async def prove() -> None:
-            while (chunk := await edge.get()) is not None:
-                try:
-                    if chunk.planes:
-                        await self._prove(chunk)
-                except BaseException:
-                    chunk.release()
-                    raise
-                await outlet.emit(chunk)
-                if outlet.dropped:
-                    edge.drop()
-                    return
+        async def prove(chunk: Chunk) -> None:
+            if chunk.planes:
+                await self._prove(chunk)
 
-        await in_parallel(self._threads, prove)
+        await in_parallel(self._threads, lambda: pass_each(edge, outlet, prove))
         outlet.end()
 
     async def _prove(self, chunk: Chunk) -> None:
