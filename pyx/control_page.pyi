@@ -9,7 +9,6 @@ class ControlPageError(CkptpipeError): ...
 
 class PoolState(NamedTuple):
     pid: int  # in the process's own PID namespace
-    start_time: int
     hook: str  # none | relocations | symbols
     hooked: int
     library: str
@@ -53,15 +52,11 @@ class ImageState(NamedTuple):
     ready: int
     written: int
     read: int
-    copies: int
     settled: bool
-    untracked: bool
     moved: bool
     late_count: int
     gate_waits: int
-    map_seconds: float
-    write_seconds: float
-    read_seconds: float
+    map_seconds: float  # how long the driver's mmap took
 
 class LateRange(NamedTuple):
     serial: int

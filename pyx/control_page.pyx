@@ -31,12 +31,11 @@ cdef extern from "control.h" nogil:
     const uint32_t CKPT_GATE_CLOSED
     const uint32_t CKPT_GATE_FAILED
     const uint32_t CKPT_IMAGE_SETTLED
-    const uint32_t CKPT_IMAGE_UNTRACKED
     const uint32_t CKPT_IMAGE_MOVED
 
     struct ckpt_image:
         uint64_t generation, address, offset, bytes
-        uint64_t map_ns, began_ns, ended_ns, read_began_ns, read_ended_ns
+        uint64_t map_ns
 
     struct ckpt_late:
         uint64_t generation, start, bytes, serial
@@ -47,7 +46,7 @@ cdef extern from "control.h" nogil:
         uint64_t control_bytes
         int32_t pid
         uint32_t hook
-        uint64_t hooked, start_time
+        uint64_t hooked
         char* library
         uint32_t pool_pages
         uint64_t pool_bytes, page_bytes
@@ -77,7 +76,6 @@ cdef extern from "control_atomics.h" nogil:
     uint64_t ckpt_image_high(const ckpt_image* image)
     uint64_t ckpt_image_written(const ckpt_image* image)
     uint64_t ckpt_image_read(const ckpt_image* image)
-    uint64_t ckpt_image_copies(const ckpt_image* image)
     uint32_t ckpt_image_flags(const ckpt_image* image)
     uint32_t ckpt_image_late_count(const ckpt_image* image)
     uint32_t ckpt_image_gate_waits(const ckpt_image* image)
@@ -119,7 +117,6 @@ class ControlPageError(CkptpipeError):
 
 class PoolState(NamedTuple):
     pid: int
-    start_time: int
     hook: str
     hooked: int
     library: str
@@ -164,15 +161,11 @@ class ImageState(NamedTuple):
     ready: int
     written: int
     read: int
-    copies: int
     settled: bool
-    untracked: bool
     moved: bool
     late_count: int
     gate_waits: int
     map_seconds: float
-    write_seconds: float
-    read_seconds: float
 
 
 class LateRange(NamedTuple):
@@ -200,10 +193,6 @@ cdef str _text(const char* at, size_t room):
 
 cdef object _word(tuple words, uint32_t i):
     return words[i] if i < <size_t>len(words) else f"unknown ({i})"
-
-
-cdef double _seconds(uint64_t start, uint64_t end):
-    return (end - start) / 1e9 if end > start else 0.0
 
 
 cdef class ControlPage:
@@ -266,7 +255,7 @@ cdef class ControlPage:
         """PoolState: the pool, the library, what happened so far."""
         cdef ckpt_control* page = self._open()
         return PoolState(
-            page.pid, page.start_time, _word(HOOKS, page.hook), page.hooked, _text(page.library, CKPT_TEXT),
+            page.pid, _word(HOOKS, page.hook), page.hooked, _text(page.library, CKPT_TEXT),
             _word(POOL_STATES, ckpt_pool_state(page)), page.pool_bytes, ckpt_pool_warm(page),
             ckpt_pool_huge(page), page.page_bytes, _word(PAGES, page.pool_pages), page.numa_node,
             page.workers, _text(page.stores, 16),
@@ -301,11 +290,9 @@ cdef class ControlPage:
                 image_copy.address, image_copy.offset, image_copy.bytes,
                 min(ckpt_image_watermark(image), image_copy.bytes),
                 min(ckpt_image_high(image), image_copy.bytes), ckpt_image_ready(image),
-                ckpt_image_written(image), ckpt_image_read(image), ckpt_image_copies(image),
-                (flags & CKPT_IMAGE_SETTLED) != 0, (flags & CKPT_IMAGE_UNTRACKED) != 0,
-                (flags & CKPT_IMAGE_MOVED) != 0, ckpt_image_late_count(image), ckpt_image_gate_waits(image),
-                image_copy.map_ns / 1e9, _seconds(image_copy.began_ns, image_copy.ended_ns),
-                _seconds(image_copy.read_began_ns, image_copy.read_ended_ns),
+                ckpt_image_written(image), ckpt_image_read(image),
+                (flags & CKPT_IMAGE_SETTLED) != 0, (flags & CKPT_IMAGE_MOVED) != 0,
+                ckpt_image_late_count(image), ckpt_image_gate_waits(image), image_copy.map_ns / 1e9,
             ))
         return found
 

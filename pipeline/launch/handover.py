@@ -18,7 +18,7 @@ _MAGIC, _VERSION, _NAMES = 0x50504B43, 1, 4
 _REQUEST = struct.Struct("=IIIIQ")
 _ANSWER = struct.Struct("=IIiIQ192s")
 _PEER = struct.Struct("iII")
-_ATTACH, _ARM, _DISARM, _PREPARE, _SETTLE, _FEED, _UNFEED = range(1, 8)
+_ATTACH, _ARM, _DISARM, _PREPARE, _SETTLE, _FEED = range(1, 7)
 _CLONE_NEWNET = 0x40000000
 
 
@@ -101,9 +101,6 @@ class Handover:
     def feed(self) -> None:
         """This connection feeds closed gates: once it is closed, the gate's orphan deadline runs."""
         self._ask(_FEED)
-
-    def unfeed(self) -> None:
-        self._ask(_UNFEED)
 
     def _ask(self, kind: int, argument: int = 0, *, timeout: float | None = None) -> tuple[int, list[int]]:
         before = self._socket.gettimeout()

@@ -26,7 +26,6 @@ enum ckpt_request_kind {
     CKPT_PREPARE = 4, /* make `argument` bytes of the pool ready now; -> bytes that are warm. Takes as long as it takes */
     CKPT_SETTLE = 5,  /* the driver's checkpoint has returned: fill what it never wrote with zeros. -> bytes filled */
     CKPT_FEED = 6,    /* this connection feeds closed gates: when it ends, gate_orphan_ms counts */
-    CKPT_UNFEED = 7,
 };
 
 struct ckpt_request {

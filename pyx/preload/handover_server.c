@@ -155,7 +155,6 @@ static void serve(struct client *client) {
     case CKPT_ARM: client->armed = 1; break;
     case CKPT_DISARM: client->armed = 0; break;
     case CKPT_FEED: client->feeds = 1; break;
-    case CKPT_UNFEED: client->feeds = 0; break;
     case CKPT_SETTLE: value = ckpt_images_settle(); break;
     default: answer(socket, request.kind, EPROTO, 0, "an unknown request", NULL, 0); return;
     }

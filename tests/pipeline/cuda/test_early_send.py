@@ -405,8 +405,7 @@ def test_what_may_be_read_and_what_has_changed() -> None:
     pool = Pool()
     nbytes = 3 * PIECE + MIB
     state = ImageState(
-        *(0, 7, "writing", "open", 0, PIECE, nbytes, 0, 0, 0, 0, 0, 0),
-        *(False, False, False, 0, 0, 0.0, 0.0, 0.0),
+        *(0, 7, "writing", "open", 0, PIECE, nbytes, 0, 0, 0, 0, 0, False, False, 0, 0, 0.0),
     )
     image = GrowingImage(pool, state, 0, MIB)  # type: ignore[arg-type]
     assert (image.chunks, list(image.ready())) == (7, [])
