@@ -14,6 +14,7 @@ from pathlib import Path
 from ckptpipe.pipeline.cuda.driver import CudaDriver
 from ckptpipe.pipeline.launch import Handover, LaunchOptions, environment
 from ckptpipe.pipeline.launch.libraries import CAPTURE, library
+from ckptpipe.pipeline.launch.options import VARIABLE
 from ckptpipe.pyx.control_page import ControlPage, ImageState, PoolState
 
 GIB = 1 << 30
@@ -89,6 +90,7 @@ def process(gib: float, variables: Mapping[str, str], tensors: int = 8) -> Itera
 def launched(options: LaunchOptions, capture: Path | None = None) -> dict[str, str]:
     """The environment of a launched program; ``capture``: another build of the capture library."""
     made = environment(options, os.environ)
+    made[VARIABLE] += os.environ.get("CKPTPIPE_BENCH_LAUNCH", "")  # ";key=value" for what has no option
     if capture is not None:
         made["LD_PRELOAD"] = made["LD_PRELOAD"].replace(str(library(CAPTURE)), str(capture))
     return made
@@ -151,8 +153,19 @@ async def alone(driver: TimedDriver, pid: int, ask: Ask, cycles: int) -> tuple[f
 def free_copies(folder: Path) -> Path:
     """The capture library with copies that cost nothing: what the driver itself needs. Whatever goes through it is
     lost, so no installed library has this."""
+    return _own_library(folder, "-DCKPT_BENCH_FREE=1")
+
+
+def switchable(folder: Path) -> Path:
+    """The capture library with copies that can be changed while a process runs: see launch_switches.c."""
+    return _own_library(folder)
+
+
+def _own_library(folder: Path, *flags: str) -> Path:
     made = folder / CAPTURE
     command = ["cc", "-std=c11", "-O2", "-fPIC", "-shared", "-fno-builtin", "-fvisibility=hidden", "-pthread"]
     sources = sorted(str(each) for each in SOURCES.glob("*.c") if each.stem != "interpose")
-    subprocess.run([*command, "-DCKPT_BENCH_FREE_COPIES", "-o", str(made), *sources, "-ldl"], check=True)
+    sources.append(str(Path(__file__).with_name("launch_switches.c")))
+    command += ["-DCKPT_BENCH", f"-I{SOURCES}", *flags]
+    subprocess.run([*command, "-o", str(made), *sources, "-ldl"], check=True)
     return made

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import gpu_launch, gpu_launch_early, gpu_launch_image, gpu_launch_refill, launched
+from bench import (
+    gpu_launch,
+    gpu_launch_early,
+    gpu_launch_image,
+    gpu_launch_refill,
+    gpu_launch_workers,
+    launched,
+)
 from bench.launched import Ask
 from ckptpipe.pipeline.launch import LaunchOptions, PoolSize
 from tests.preload.launched import MIB
@@ -29,7 +36,7 @@ def _simulated(tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("CKPTPIPE_BENCH_DIR", str(workdir))
     monkeypatch.setattr(CHOSEN, "disk", str(workdir))
-    for module in (gpu_launch, gpu_launch_image, gpu_launch_early):
+    for module in (gpu_launch, gpu_launch_image, gpu_launch_early, gpu_launch_workers):
         monkeypatch.setattr(module, "gpu_name", lambda: "Simulated GPU")
     monkeypatch.setattr(gpu_launch_refill, "hugetlb_pages", lambda nbytes: nullcontext(False))
     monkeypatch.setattr(gpu_launch_image, "disk_rate", lambda folder, gib, block: 1.0)
@@ -65,3 +72,8 @@ def test_part(part: str, rows: int) -> None:
     check(answer, rows)
     for row in answer.table.records():
         assert all(value > 0 for key, value in row.items() if key.endswith(" s") and value is not None), row
+
+
+def test_ways_of_copying() -> None:
+    answer = gpu_launch_workers.compare(40 / 1024, [2, 3], 1, [], True)
+    check(answer, 2 + len(gpu_launch_workers.ways([2, 3])))

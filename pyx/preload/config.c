@@ -11,6 +11,8 @@ struct ckpt_config ckpt_config = {
     .budget_percent = 90,
     .numa_node = -1,
     .image_bytes_min = 1u << 20,
+    .awake_us = -1,
+    .copies = {.write = CKPT_WRITE_STREAM, .read_ahead = 1},
 };
 
 struct text {
@@ -68,6 +70,19 @@ static void set(struct text key, struct text value) {
         config->numa_node = is(value, "none") ? -2 : is(value, "auto") ? -1 : (int)(number(value) & 0xffff);
     } else if (is(key, "image-min")) {
         config->image_bytes_min = number(value);
+    } else if (is(key, "awake-us")) {
+        uint64_t awake = number(value);
+        config->awake_us = awake > 1000000 ? 1000000 : (int)awake;
+    } else if (is(key, "copy-in")) {
+        config->copies.write = is(value, "stream") ? CKPT_WRITE_STREAM
+                               : is(value, "own")  ? CKPT_WRITE_OWN
+                                                   : CKPT_WRITE_BEHIND;
+    } else if (is(key, "copy-out")) {
+        config->copies.read_streams = is(value, "stream");
+    } else if (is(key, "read-ahead")) {
+        config->copies.read_ahead = number(value) != 0;
+    } else if (is(key, "aside")) {
+        config->copies.aside = number(value) != 0;
     } else if (is(key, "hook")) {
         config->hook = is(value, "symbols")       ? CKPT_HOOKS_SYMBOLS
                        : is(value, "relocations") ? CKPT_HOOKS_RELOCATIONS

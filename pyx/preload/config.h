@@ -2,6 +2,8 @@
 #ifndef CKPT_CONFIG_H
 #define CKPT_CONFIG_H
 
+#include "copies.h"
+
 #include <stdint.h>
 
 #define CKPT_CONFIG_VARIABLE "CKPTPIPE_LAUNCH"
@@ -21,6 +23,8 @@ struct ckpt_config {
     int numa_node;            /* -1: the GPU's; -2: none */
     uint64_t image_bytes_min; /* smaller allocations are no image */
     enum ckpt_hook_choice hook;
+    int awake_us;             /* how long workers stay awake after a copy; -1: choose */
+    struct ckpt_copies_options copies;
     char budget_path[256];    /* "": no file, the budget is this process's alone */
 };
 

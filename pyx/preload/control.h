@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define CKPT_CONTROL_MAGIC 0x4c525443544b4343ull /* "CCKTCTRL" */
-#define CKPT_CONTROL_VERSION 2u /* another version has another layout: refuse it */
+#define CKPT_CONTROL_VERSION 3u /* another version has another layout: refuse it */
 
 #define CKPT_PIECE_BYTES (2ull << 20) /* of the pool; images start at multiples of it */
 #define CKPT_IMAGES 8u                /* images at a time in one process */
@@ -116,7 +116,8 @@ struct ckpt_image {
     _Atomic uint64_t consumed; /* with a window: no copy that is under way needs bytes below it */
     _Atomic uint32_t readers;  /* with a window: copies out of it that are under way */
     _Atomic uint32_t waiting;  /* copies that wait at the gate now */
-    uint64_t reserved[10];
+    _Atomic uint64_t accepted; /* bytes that the driver's copies brought; all of them are stored when `written` equals it */
+    uint64_t reserved[9];
 };
 
 struct ckpt_late {

@@ -19,6 +19,15 @@ static inline void ckpt_futex_wake(_Atomic uint32_t *word, int count, int shared
     syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
 }
 
+/* The same within a process, for sleepers of which a wake chooses some: those that have one of its bits. */
+static inline void ckpt_futex_wait_bits(_Atomic uint32_t *word, uint32_t seen, uint32_t bits) {
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, seen, NULL, NULL, bits);
+}
+
+static inline void ckpt_futex_wake_bits(_Atomic uint32_t *word, int count, uint32_t bits) {
+    syscall(SYS_futex, word, FUTEX_WAKE_BITSET_PRIVATE, count, NULL, NULL, bits);
+}
+
 static inline uint64_t ckpt_now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -3,6 +3,7 @@
 
 #include "config.h"
 #include "control_page.h"
+#include "copies.h"
 #include "futex.h"
 #include "gate.h"
 #include "handover_server.h"
@@ -10,7 +11,6 @@
 #include "pool.h"
 #include "process_facts.h"
 #include "ring.h"
-#include "stores.h"
 #include "written.h"
 
 #include <errno.h>
@@ -25,9 +25,12 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
-#define STEP_BYTES (64u << 10)    /* of a shared copy: short, since workers wake one after another */
 #define ZERO_STEP_BYTES (2u << 20)
 #define READERS 16 /* copies out of one window at a time */
+
+#ifdef CKPT_BENCH
+#include "../../bench/launch_switches.h"
+#endif
 
 _Atomic uintptr_t ckpt_image_low, ckpt_image_high;
 
@@ -39,6 +42,7 @@ static struct {
     uint64_t reads[READERS]; /* where the copies out of its window that are under way begin */
     unsigned readers;
     uint64_t read_end; /* of the last such copy */
+    uint64_t next;     /* where the driver's last write ended */
 } slots[CKPT_IMAGES];
 static pthread_mutex_t tracking = PTHREAD_MUTEX_INITIALIZER; /* of slots[] but their sizes, late lists and watermarks */
 
@@ -127,6 +131,7 @@ static void open_slot(unsigned slot, uint64_t offset, uint64_t space, uint64_t b
     ckpt_written_clear(&slots[slot].written);
     slots[slot].readers = 0;
     slots[slot].read_end = 0;
+    slots[slot].next = 0;
     memset(ckpt_control_pieces() + offset / CKPT_PIECE_BYTES, 0, space / CKPT_PIECE_BYTES * sizeof(struct ckpt_piece));
     image->generation = atomic_fetch_add(&ckpt_control->generation, 1) + 1;
     image->address = (uint64_t)where;
@@ -178,6 +183,9 @@ void *ckpt_image_map(void *address, size_t bytes, int flags) {
     atomic_fetch_add(&ckpt_pool_hurry, 1);
     pthread_mutex_lock(&ckpt_pool_lock);
     int reason = serve(address, bytes, flags, &where, text);
+#ifdef CKPT_BENCH
+    ckpt_bench_switch();
+#endif
     pthread_mutex_unlock(&ckpt_pool_lock);
     atomic_fetch_sub(&ckpt_pool_hurry, 1);
     if (reason) {
@@ -193,6 +201,9 @@ void *ckpt_image_map(void *address, size_t bytes, int flags) {
 }
 
 static void close_slot(unsigned i) {
+#ifdef CKPT_BENCH
+    ckpt_bench_report();
+#endif
     atomic_store(&image_at(i)->phase, CKPT_PHASE_FREE);
     atomic_store(&image_at(i)->gate, CKPT_GATE_OPEN);
     narrow_range();
@@ -203,6 +214,7 @@ static void close_slot(unsigned i) {
 int ckpt_image_unmap(void *address, size_t bytes) {
     uint64_t start = (uint64_t)address, end = start + whole_pages(bytes);
     int answer = 0, before = errno;
+    ckpt_copies_drain();
     pthread_mutex_lock(&ckpt_pool_lock);
     for (unsigned i = 0; i < CKPT_IMAGES; i++) {
         struct ckpt_image *image = image_at(i);
@@ -245,14 +257,18 @@ static struct ckpt_piece *pieces_of(const struct ckpt_image *image, uint64_t sta
     return ckpt_control_pieces() + first;
 }
 
-static void write_begins(unsigned i, uint64_t start, uint64_t end) {
+/* Whether it goes on where the last write ended, in the usual size, to where nothing was written yet. */
+static int write_begins(unsigned i, uint64_t start, uint64_t end) {
     struct ckpt_image *image = image_at(i);
     uint64_t count;
     struct ckpt_piece *pieces = pieces_of(image, start, end, &count);
     pthread_mutex_lock(&tracking);
+    atomic_fetch_add(&image->accepted, end - start);
+    int late = start < atomic_load(&image->high), usual = !late && start == slots[i].next && end - start <= CKPT_PIECE_BYTES;
+    slots[i].next = end;
     for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].started, 1);
     if (!image->began_ns) image->began_ns = ckpt_now_ns();
-    if (start < atomic_load(&image->high)) {
+    if (late) {
         uint64_t serial = atomic_load(&ckpt_control->late_serial) + 1;
         ckpt_control->late[(serial - 1) % CKPT_LATE] =
             (struct ckpt_late){image->generation, start, end - start, serial};
@@ -260,9 +276,13 @@ static void write_begins(unsigned i, uint64_t start, uint64_t end) {
         atomic_store(&ckpt_control->late_serial, serial);
     }
     pthread_mutex_unlock(&tracking);
+    return usual;
 }
 
-static void write_ends(unsigned i, uint64_t start, uint64_t end) {
+/* Called by whoever stored the last of it. */
+static void write_ends(const struct ckpt_stored *stored) {
+    unsigned i = stored->image;
+    uint64_t start = stored->start, end = stored->end;
     struct ckpt_image *image = image_at(i);
     uint64_t count;
     struct ckpt_piece *pieces = pieces_of(image, start, end, &count);
@@ -271,16 +291,19 @@ static void write_ends(unsigned i, uint64_t start, uint64_t end) {
     ckpt_written_add(&slots[i].written, start, end);
     if (slots[i].written.overflow) atomic_fetch_or(&image->flags, CKPT_IMAGE_UNTRACKED);
     image->ended_ns = ckpt_now_ns();
-    atomic_fetch_add(&image->written, end - start);
     atomic_fetch_add(&image->copies, 1);
     if (end > atomic_load(&image->high)) atomic_store(&image->high, end);
     uint64_t prefix = ckpt_written_prefix(&slots[i].written);
     atomic_store(&image->watermark, prefix < image->bytes ? prefix : image->bytes);
+    atomic_fetch_add(&image->written, end - start); /* the last: who finds it equal to `accepted` finds all of it */
     pthread_mutex_unlock(&tracking);
     ckpt_control_event();
 }
 
-static void zero_step(void *context, size_t start, size_t bytes) { memset((unsigned char *)context + start, 0, bytes); }
+static void zero_step(void *context, size_t start, size_t bytes, struct ckpt_later *later) {
+    (void)later;
+    memset((unsigned char *)context + start, 0, bytes);
+}
 
 static uint64_t settle(unsigned i) {
     struct ckpt_image *image = image_at(i);
@@ -297,7 +320,8 @@ static uint64_t settle(unsigned i) {
         uint64_t count;
         struct ckpt_piece *pieces = pieces_of(image, gap.start, gap.end, &count);
         for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].started, 1);
-        ckpt_ring_run(zero_step, (unsigned char *)image->address + gap.start, gap.end - gap.start, ZERO_STEP_BYTES, 0);
+        ckpt_ring_run(zero_step, (unsigned char *)image->address + gap.start, gap.end - gap.start, ZERO_STEP_BYTES, 0,
+                      CKPT_RING_PLAIN);
         for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].finished, 1);
         filled += gap.end - gap.start;
     }
@@ -312,6 +336,7 @@ static uint64_t settle(unsigned i) {
 
 uint64_t ckpt_images_settle(void) {
     uint64_t filled = 0;
+    ckpt_copies_drain();
     pthread_mutex_lock(&ckpt_pool_lock);
     for (unsigned i = 0; i < CKPT_IMAGES; i++)
         if (is_mapped(i)) filled += settle(i);
@@ -319,14 +344,16 @@ uint64_t ckpt_images_settle(void) {
     return filled;
 }
 
-static void map_step(void *context, size_t start, size_t bytes) {
+static void map_step(void *context, size_t start, size_t bytes, struct ckpt_later *later) {
+    (void)later;
     madvise((unsigned char *)context + start, bytes, MADV_POPULATE_READ);
 }
 
 /* Others have filled the holes of this image: its page tables are made by all threads, not by faults of each copy. */
 static void map_pages(const struct ckpt_image *image) {
     if (!atomic_load(&ckpt_control->pool_holes) || atomic_load(&image->gate) != CKPT_GATE_OPEN) return;
-    ckpt_ring_run(map_step, (unsigned char *)image->address, whole_pages(image->bytes), CKPT_PIECE_BYTES, 0);
+    ckpt_ring_run(map_step, (unsigned char *)image->address, whole_pages(image->bytes), CKPT_PIECE_BYTES, 0,
+                  CKPT_RING_PLAIN);
 }
 
 /* The first copy that reads an image says so. */
@@ -347,6 +374,17 @@ static void reading_begins(unsigned i) {
 /* To be read up to `end`: what an image ends with lies in a page of its own. */
 static void pass_gate(struct ckpt_image *image, uint64_t start, uint64_t end) {
     ckpt_gate_pass(image, start, end < image->bytes ? end : image->bytes);
+}
+
+/* How many bytes at `start` of the image may be fetched ahead: at most `most`, and none that is not there. */
+static uint64_t readable(const struct ckpt_image *image, uint64_t start, uint64_t most) {
+    uint64_t end = image->bytes;
+    if (atomic_load(&image->gate) != CKPT_GATE_OPEN) {
+        uint64_t ready = atomic_load(&image->ready);
+        if (ready < end) end = ready;
+    }
+    if (start >= end) return 0;
+    return end - start < most ? end - start : most;
 }
 
 static void read_ends(unsigned i, uint64_t start, uint64_t end) {
@@ -395,24 +433,6 @@ static void window_left(unsigned i, uint64_t start, uint64_t end) {
 
 /* ---- copies ---- */
 
-struct copy {
-    unsigned char *destination;
-    const unsigned char *source;
-};
-
-static void copy_step(void *context, size_t start, size_t bytes) {
-    const struct copy *copy = context;
-    ckpt_stores_copy(copy->destination + start, copy->source + start, bytes);
-}
-
-static void copy_shared(void *destination, const void *source, size_t bytes) {
-    struct copy copy = {destination, source};
-    if (bytes >= CKPT_RING_BYTES)
-        ckpt_ring_run(copy_step, &copy, bytes, STEP_BYTES, 0);
-    else
-        ckpt_next.memcpy(destination, source, bytes);
-}
-
 /* Piece by piece: a copy may be larger than the window. */
 static void copy_windowed(unsigned i, uint64_t window, unsigned char *destination, uint64_t start, uint64_t end) {
     struct ckpt_image *image = image_at(i);
@@ -423,7 +443,8 @@ static void copy_windowed(unsigned i, uint64_t window, unsigned char *destinatio
         if (step > window - at) step = window - at;
         window_entered(i, start);
         pass_gate(image, start, start + step);
-        copy_shared(destination, base + at, step);
+        uint64_t next = (start + step) % window;
+        ckpt_copies_read(destination, base + at, step, next ? readable(image, start + step, window - next) : 0);
         window_left(i, start, start + step);
         read_ends(i, start, start + step);
         destination += step;
@@ -431,35 +452,61 @@ static void copy_windowed(unsigned i, uint64_t window, unsigned char *destinatio
     }
 }
 
+static void read_image(unsigned i, void *destination, const void *source, size_t bytes, uint64_t start, uint64_t end) {
+    uint64_t window = atomic_load(&image_at(i)->window);
+    if (window && end - start == bytes) {
+        copy_windowed(i, window, destination, start, end);
+        return;
+    }
+    if (window) ckpt_gate_end("the driver copied beyond the end of its image");
+    pass_gate(image_at(i), start, end);
+#ifdef CKPT_BENCH
+    if (ckpt_bench_free) bytes = 0;
+#endif
+    ckpt_copies_read(destination, source, bytes, readable(image_at(i), end, CKPT_PIECE_BYTES));
+    read_ends(i, start, end);
+}
+
+static void write_image(unsigned i, void *destination, const void *source, size_t bytes, uint64_t start, uint64_t end) {
+    struct ckpt_stored stored = {write_ends, i, start, end};
+    int usual = write_begins(i, start, end) && end - start == bytes;
+#ifdef CKPT_BENCH
+    if (ckpt_bench_free) bytes = 0;
+#endif
+    ckpt_copies_write(destination, source, bytes, usual, slots[i].mapped - end, &stored);
+}
+
 void ckpt_image_copy(void *destination, const void *source, size_t bytes, int overlap) {
     uint64_t to_start = 0, to_end = 0, from_start = 0, from_end = 0;
     if (!bytes) return;
     int before = errno;
-    int to = find_image(destination, bytes, &to_start, &to_end), from = find_image(source, bytes, &from_start, &from_end);
-    if (from >= 0) {
-        reading_begins((unsigned)from);
-        uint64_t window = atomic_load(&image_at((unsigned)from)->window);
-        if (window && to < 0 && from_end - from_start == bytes) {
-            copy_windowed((unsigned)from, window, destination, from_start, from_end);
-            errno = before;
-            return;
-        }
-        if (window) ckpt_gate_end("the driver copied beyond the end of its image");
-        pass_gate(image_at((unsigned)from), from_start, from_end);
-    }
-    if (to >= 0) write_begins((unsigned)to, to_start, to_end);
-#ifdef CKPT_BENCH_FREE_COPIES /* bench/launched.py's own build, to find the bound: the bytes are lost */
-    if (to >= 0 || from >= 0) bytes = 0;
+#ifdef CKPT_BENCH
+    ckpt_bench_enter();
 #endif
-    if ((to < 0) != (from < 0)) {
-        copy_shared(destination, source, bytes);
-    } else if (overlap || (to >= 0 && from >= 0)) {
+    ckpt_copies_drain(); /* whatever the last copy left to be stored */
+#ifdef CKPT_BENCH
+    ckpt_bench_drained();
+#endif
+    int to = find_image(destination, bytes, &to_start, &to_end), from = find_image(source, bytes, &from_start, &from_end);
+    if (from >= 0) reading_begins((unsigned)from);
+    if (to < 0 && from < 0) { /* near an image, but not in it */
+        (overlap ? ckpt_next.memmove : ckpt_next.memcpy)(destination, source, bytes);
+    } else if (to < 0) {
+        read_image((unsigned)from, destination, source, bytes, from_start, from_end);
+    } else if (from < 0) {
+        write_image((unsigned)to, destination, source, bytes, to_start, to_end);
+    } else { /* within images: none was seen to */
+        if (atomic_load(&image_at((unsigned)from)->window))
+            ckpt_gate_end("the driver copied from one part of its images to another");
+        pass_gate(image_at((unsigned)from), from_start, from_end);
+        write_begins((unsigned)to, to_start, to_end);
         ckpt_next.memmove(destination, source, bytes);
-    } else {
-        ckpt_next.memcpy(destination, source, bytes);
+        write_ends(&(struct ckpt_stored){write_ends, (unsigned)to, to_start, to_end});
+        read_ends((unsigned)from, from_start, from_end);
     }
-    if (to >= 0) write_ends((unsigned)to, to_start, to_end);
-    if (from >= 0) read_ends((unsigned)from, from_start, from_end);
+#ifdef CKPT_BENCH
+    ckpt_bench_leave(to >= 0);
+#endif
     errno = before;
 }
 
@@ -467,5 +514,6 @@ void ckpt_images_forget(void) {
     atomic_store(&ckpt_image_low, 0);
     atomic_store(&ckpt_image_high, 0);
     memset(slots, 0, sizeof slots);
+    ckpt_copies_forget();
     pthread_mutex_init(&tracking, NULL);
 }

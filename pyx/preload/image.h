@@ -5,9 +5,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Copies as large as this are shared out over the ring; it costs some microseconds to wake it. */
-#define CKPT_RING_BYTES (256u << 10)
-
 /* [low, high) holds every image that is mapped; both 0 when there is none. What a copy looks at first. */
 extern _Atomic uintptr_t ckpt_image_low, ckpt_image_high;
 

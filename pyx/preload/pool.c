@@ -4,6 +4,7 @@
 #include "budget.h"
 #include "config.h"
 #include "control_page.h"
+#include "copies.h"
 #include "descriptor.h"
 #include "next.h"
 #include "process_facts.h"
@@ -30,6 +31,8 @@
 #define SLICE_BYTES (256ull << 20) /* warmed at a time: between slices memory is looked at, and others get a turn */
 #define SPARE_BYTES (256ull << 20) /* of memory that warming leaves free */
 #define MAX_WORKERS 16
+#define AWAKE_US 100 /* longer than the driver takes for a transfer of its usual piece */
+#define AWAKE_CPUS 4 /* with fewer, a worker that waits awake is in somebody's way */
 
 pthread_mutex_t ckpt_pool_lock = PTHREAD_MUTEX_INITIALIZER;
 _Atomic uint32_t ckpt_pool_hurry;
@@ -69,8 +72,12 @@ static void prepare_workers(void) {
     int count = ckpt_node_cpus(node, &cpus);
     if (!count && node >= 0) count = ckpt_node_cpus(node = -1, &cpus);
     unsigned threads = ckpt_config.workers ? ckpt_config.workers : count > MAX_WORKERS ? MAX_WORKERS : (unsigned)count;
+    int awake = ckpt_config.awake_us;
+    if (awake < 0) awake = count >= AWAKE_CPUS && threads <= (unsigned)count ? AWAKE_US : 0;
+    struct ckpt_ring_options options = {node >= 0 ? &cpus : NULL, (unsigned)awake};
     ckpt_stores_choose();
-    ckpt_control->workers = ckpt_ring_start(threads ? threads : 1, node >= 0 ? &cpus : NULL);
+    ckpt_control->workers = ckpt_ring_start(threads ? threads : 1, &options);
+    ckpt_copies_start(&ckpt_config.copies, CKPT_PIECE_BYTES);
     ckpt_control->numa_node = node;
     strncpy(ckpt_control->stores, ckpt_stores_name(), sizeof ckpt_control->stores - 1);
 }
@@ -213,8 +220,9 @@ struct warming {
 };
 
 /* A huge page a step: collapsed where the system has none to give on a fault, else page by page. */
-static void warm_step(void *context, size_t start, size_t bytes) {
+static void warm_step(void *context, size_t start, size_t bytes, struct ckpt_later *later) {
     struct warming *warming = context;
+    (void)later;
     unsigned char *at = pool.base + warming->from + start;
     if (atomic_load(&warming->error)) return;
     if (atomic_load(&pool.collapse) && bytes == HUGE_BYTES) {
@@ -243,7 +251,7 @@ static int warm_slice(uint64_t from, uint64_t to, unsigned width, char *text) {
         return CKPT_REASON_MEMORY;
     }
     struct warming warming = {.from = from};
-    ckpt_ring_run(warm_step, &warming, to - from, HUGE_BYTES, width);
+    ckpt_ring_run(warm_step, &warming, to - from, HUGE_BYTES, width, CKPT_RING_PLAIN);
     atomic_fetch_add(&ckpt_control->pool_huge, atomic_load(&warming.huge));
     int error = atomic_load(&warming.error);
     if (!error) return 0;

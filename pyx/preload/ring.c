@@ -4,75 +4,137 @@
 #include "futex.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
+#include <string.h>
 #include <sys/prctl.h>
 
 #define STACK_BYTES (256u << 10)
+#define LANES 256
 #define PATIENCE 2000 /* turns that the caller waits awake for the last workers: a step takes some microseconds */
+#define COURTESY 100  /* turns that a caller without a lane leaves the workers' lanes alone */
+#define TURNS 32      /* between two looks at the clock */
+#define LINE 128      /* bytes that processors move together */
+
+/* A lane has the number of the work in its upper half and how many steps are left to take in its lower half. One
+ * that was taken for work `n` belongs to it: work `n` is not over before that step is reported, and only then does
+ * the caller write the next one. So what describes the work may be read after a step was taken, and not before. */
+struct lane {
+    _Alignas(LINE) _Atomic uint64_t state;
+};
 
 static struct {
     pthread_mutex_t turn; /* of callers */
-    unsigned workers;
+    unsigned workers; /* that have lanes */
+    unsigned made;
+    _Atomic uint64_t awake_ns;
     cpu_set_t cpus;
     int pinned;
+    uint32_t begun; /* number of the last work before the workers were there */
 
-    /* The work. Written while nobody can be inside: see `work_on`. */
-    ckpt_work *work;
+    /* The work. Written while no step of it can be taken. */
+    _Alignas(LINE) ckpt_step *step;
     void *context;
-    size_t total, step;
+    size_t total, step_bytes;
+    uint32_t per_lane, steps; /* steps of a lane that is full, and of all together */
+    unsigned first;           /* lane that has the first step */
 
-    _Atomic uint32_t posted;  /* futex of the workers: goes up with each work */
-    _Atomic uint32_t open;    /* a work may be entered */
-    _Atomic int seats;        /* workers that it still has room for */
-    _Atomic size_t next;      /* first byte that nobody took */
-    _Atomic uint32_t inside;  /* futex of the caller: workers that may look at the work */
-    _Atomic uint32_t waiting; /* the caller sleeps on it */
+    _Alignas(LINE) _Atomic uint32_t posted; /* futex of the workers: the number of the last work */
+    _Atomic uint32_t helpers;               /* workers below this number look at the others' lanes when theirs is done */
+
+    _Alignas(LINE) _Atomic uint32_t sleepers; /* raised before a worker looks at `posted` for the last time */
+
+    _Alignas(LINE) _Atomic uint32_t left; /* futex of the caller: steps that are not reported */
+    _Atomic uint32_t waiting;             /* the caller sleeps on it */
+
+    struct lane lane[LANES];
 } ring = {.turn = PTHREAD_MUTEX_INITIALIZER};
 
-static void take_steps(void) {
-    for (;;) {
-        size_t start = atomic_fetch_add(&ring.next, ring.step);
-        if (start >= ring.total) return;
-        size_t left = ring.total - start;
-        ring.work(ring.context, start, left < ring.step ? left : ring.step);
+/* Takes steps of one lane until none is left; how many. */
+static uint32_t work_in(unsigned lane, uint32_t work, struct ckpt_later *later) {
+    uint32_t done = 0;
+    uint64_t state = atomic_load_explicit(&ring.lane[lane].state, memory_order_relaxed);
+    while (state >> 32 == work && (uint32_t)state) {
+        if (!atomic_compare_exchange_weak(&ring.lane[lane].state, &state, state - 1)) continue;
+        uint32_t before = (lane - ring.first) * ring.per_lane, lanes_steps = ring.steps - before;
+        if (lanes_steps > ring.per_lane) lanes_steps = ring.per_lane;
+        size_t start = (before + lanes_steps - (uint32_t)state) * ring.step_bytes, bytes = ring.total - start;
+        ring.step(ring.context, start, bytes < ring.step_bytes ? bytes : ring.step_bytes, later);
+        done++;
+        state = atomic_load_explicit(&ring.lane[lane].state, memory_order_relaxed);
     }
+    return done;
 }
 
-/* `inside` goes up before `open` is looked at, and the caller closes before it looks at `inside`: either the worker
- * sees a closed door, or the caller sees the worker. */
-static void work_on(void) {
-    atomic_fetch_add(&ring.inside, 1);
-    if (atomic_load(&ring.open) && atomic_fetch_sub(&ring.seats, 1) > 0) take_steps();
-    if (atomic_fetch_sub(&ring.inside, 1) == 1 && atomic_load(&ring.waiting)) ckpt_futex_wake(&ring.inside, 1, 0);
+static uint32_t work_elsewhere(unsigned lane, uint32_t work) {
+    uint32_t done = 0;
+    unsigned lanes = ring.workers + 1;
+    for (unsigned i = 1; i < lanes; i++) done += work_in((lane + i) % lanes, work, NULL);
+    return done;
 }
+
+static void report(uint32_t done) {
+    if (done && atomic_fetch_sub(&ring.left, done) == done && atomic_load(&ring.waiting))
+        ckpt_futex_wake(&ring.left, 1, 0);
+}
+
+/* Whether there was anything for this worker. */
+static int work_on(unsigned worker, uint32_t work) {
+    struct ckpt_later later = {.worker = worker, .work = work};
+    uint32_t own = work_in(worker, work, &later), others = 0;
+    report(own);
+    if (worker < atomic_load_explicit(&ring.helpers, memory_order_relaxed)) {
+        others = work_elsewhere(worker, work);
+        report(others);
+    }
+    if (later.call) later.call(&later);
+    return own || others;
+}
+
+/* The number of a work that is not `seen`. `until`: of the clock, when to fall asleep. */
+static uint32_t await(uint32_t seen, unsigned worker, uint64_t until) {
+    uint32_t posted;
+    while (until && ckpt_now_ns() < until)
+        for (unsigned i = 0; i < TURNS; i++) {
+            if ((posted = atomic_load_explicit(&ring.posted, memory_order_acquire)) != seen) return posted;
+            ckpt_pause();
+        }
+    atomic_fetch_add(&ring.sleepers, 1);
+    while ((posted = atomic_load(&ring.posted)) == seen)
+        ckpt_futex_wait_bits(&ring.posted, seen, 1u << worker % 32);
+    atomic_fetch_sub(&ring.sleepers, 1);
+    return posted;
+}
+
+static _Atomic unsigned numbered;
 
 static void *worker(void *unused) {
-    (void)unused;
+    unsigned number = atomic_fetch_add(&numbered, 1) + 1;
     prctl(PR_SET_NAME, "ckptpipe-copy", 0, 0, 0);
     if (ring.pinned) pthread_setaffinity_np(pthread_self(), sizeof ring.cpus, &ring.cpus);
-    uint32_t seen = 0;
-    for (;;) {
-        uint32_t posted = atomic_load(&ring.posted);
-        if (posted == seen) {
-            ckpt_futex_wait(&ring.posted, posted, 0, 0);
-            continue;
-        }
-        seen = posted;
-        work_on();
+    uint64_t until = 0;
+    for (uint32_t seen = ring.begun;;) {
+        seen = await(seen, number, until);
+        if (!work_on(number, seen)) continue;
+        uint64_t awake = atomic_load_explicit(&ring.awake_ns, memory_order_relaxed);
+        until = awake ? ckpt_now_ns() + awake : 0;
     }
-    return NULL;
+    return unused;
 }
 
-unsigned ckpt_ring_start(unsigned threads, const cpu_set_t *cpus) {
+unsigned ckpt_ring_start(unsigned threads, const struct ckpt_ring_options *options) {
     pthread_mutex_lock(&ring.turn);
+    if (threads > LANES) threads = LANES;
     if (!ring.workers && threads > 1) {
-        if (cpus) {
-            ring.cpus = *cpus;
+        if (options->cpus) {
+            ring.cpus = *options->cpus;
             ring.pinned = 1;
         }
+        atomic_store(&ring.awake_ns, options->awake_us * 1000ull);
+        atomic_store(&numbered, 0);
+        ring.begun = atomic_load(&ring.posted);
         sigset_t all, before;
         pthread_attr_t attributes;
         sigfillset(&all);
@@ -80,11 +142,13 @@ unsigned ckpt_ring_start(unsigned threads, const cpu_set_t *cpus) {
         pthread_attr_init(&attributes);
         pthread_attr_setstacksize(&attributes, STACK_BYTES);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        while (ring.workers < threads - 1) {
+        unsigned made = 0;
+        while (made < threads - 1) {
             pthread_t thread;
             if (pthread_create(&thread, &attributes, worker, NULL)) break;
-            ring.workers++;
+            made++;
         }
+        ring.workers = ring.made = made;
         pthread_attr_destroy(&attributes);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
@@ -93,45 +157,92 @@ unsigned ckpt_ring_start(unsigned threads, const cpu_set_t *cpus) {
     return all;
 }
 
+void ckpt_ring_limit(unsigned threads, unsigned awake_us) {
+    pthread_mutex_lock(&ring.turn);
+    ring.workers = threads > ring.made + 1 || !threads ? ring.made : threads - 1;
+    atomic_store(&ring.awake_ns, awake_us * 1000ull);
+    pthread_mutex_unlock(&ring.turn);
+}
+
 unsigned ckpt_ring_threads(void) { return ring.workers + 1; }
 
-void ckpt_ring_run(ckpt_work *work, void *context, size_t total, size_t step, unsigned width) {
+unsigned ckpt_ring_asleep(void) { return atomic_load(&ring.sleepers); }
+
+unsigned ckpt_ring_lanes(unsigned manner) { return manner & CKPT_RING_ASIDE && ring.workers ? ring.workers : ring.workers + 1; }
+
+int ckpt_ring_wanted(const struct ckpt_later *later) {
+    return atomic_load_explicit(&ring.posted, memory_order_relaxed) != later->work;
+}
+
+/* Bits of the workers of lanes [first, end). */
+static uint32_t bits_of(unsigned first, unsigned end) {
+    uint32_t bits = 0;
+    for (unsigned i = first; i < end; i++) bits |= 1u << i % 32;
+    return bits;
+}
+
+/* Lanes [first, first + lanes) get their steps; the others keep the number of an older work. */
+static uint32_t post(unsigned first, unsigned lanes) {
+    uint32_t work = atomic_load_explicit(&ring.posted, memory_order_relaxed) + 1;
+    for (unsigned i = 0; i < lanes; i++) {
+        uint32_t before = i * ring.per_lane, count = before < ring.steps ? ring.steps - before : 0;
+        if (count > ring.per_lane) count = ring.per_lane;
+        atomic_store_explicit(&ring.lane[first + i].state, (uint64_t)work << 32 | count, memory_order_release);
+    }
+    atomic_store(&ring.posted, work);
+    return work;
+}
+
+static void wait_for_the_last(void) {
+    for (int i = 0; i < PATIENCE; i++) {
+        if (!atomic_load(&ring.left)) return;
+        ckpt_pause();
+    }
+    uint32_t left;
+    atomic_store(&ring.waiting, 1);
+    while ((left = atomic_load(&ring.left))) ckpt_futex_wait(&ring.left, left, 0, 0);
+    atomic_store(&ring.waiting, 0);
+}
+
+void ckpt_ring_run(ckpt_step *step, void *context, size_t total, size_t step_bytes, unsigned width, unsigned manner) {
     if (!total) return;
     int before = errno;
     pthread_mutex_lock(&ring.turn);
-    unsigned helpers = ring.workers;
-    if (width && width - 1 < helpers) helpers = width - 1;
-    size_t steps = (total + step - 1) / step;
-    if (steps - 1 < helpers) helpers = (unsigned)(steps - 1);
-    ring.work = work;
+    if (width) manner = CKPT_RING_PLAIN; /* the caller is one of them */
+    unsigned lanes = ckpt_ring_lanes(manner), first = lanes == ring.workers + 1 ? 0 : 1;
+    if (width && width < lanes) lanes = width;
+    size_t steps = (total + step_bytes - 1) / step_bytes;
+    if (steps < lanes) lanes = (unsigned)steps;
+    ring.step = step;
     ring.context = context;
     ring.total = total;
-    ring.step = step;
-    atomic_store(&ring.next, 0);
-    if (helpers) {
-        atomic_store(&ring.seats, (int)helpers);
-        atomic_store(&ring.open, 1);
-        atomic_fetch_add(&ring.posted, 1);
-        ckpt_futex_wake(&ring.posted, (int)helpers, 0);
+    ring.step_bytes = step_bytes;
+    ring.steps = (uint32_t)steps;
+    ring.per_lane = (uint32_t)((steps + lanes - 1) / lanes);
+    ring.first = first;
+    atomic_store(&ring.left, (uint32_t)steps);
+    int help = ring.per_lane > 1 || atomic_load(&ring.sleepers);
+    atomic_store_explicit(&ring.helpers, help ? first + lanes : 0, memory_order_relaxed);
+    uint32_t work = post(first, lanes);
+    if (first + lanes > 1) {
+        /* A worker that is about to sleep raises `sleepers` before its last look at `posted`, which was raised here
+         * before this look at `sleepers`: one of both sees the other. */
+        int asleep = atomic_load(&ring.sleepers) != 0;
+        if (asleep) ckpt_futex_wake_bits(&ring.posted, INT_MAX, bits_of(first ? first : 1, first + lanes));
+        if (first && !asleep)
+            for (int i = 0; i < COURTESY && atomic_load(&ring.left); i++) ckpt_pause();
     }
-    take_steps();
-    if (helpers) {
-        atomic_store(&ring.open, 0);
-        for (int i = 0; i < PATIENCE && atomic_load(&ring.inside); i++) ckpt_pause();
-        uint32_t inside;
-        atomic_store(&ring.waiting, 1);
-        while ((inside = atomic_load(&ring.inside))) ckpt_futex_wait(&ring.inside, inside, 0, 0);
-        atomic_store(&ring.waiting, 0);
-    }
+    report(work_in(0, work, NULL));
+    report(work_elsewhere(0, work));
+    wait_for_the_last();
     pthread_mutex_unlock(&ring.turn);
     errno = before;
 }
 
 void ckpt_ring_forget(void) {
     pthread_mutex_init(&ring.turn, NULL);
-    ring.workers = 0;
+    ring.workers = ring.made = 0;
     ring.pinned = 0;
-    atomic_store(&ring.open, 0);
-    atomic_store(&ring.inside, 0);
+    atomic_store(&ring.sleepers, 0);
     atomic_store(&ring.waiting, 0);
 }

@@ -8,9 +8,9 @@
 #define LINE 64u
 
 /* `bytes` is a multiple of 64 and the destination is aligned to 64. */
-typedef void stream(unsigned char *to, const unsigned char *from, size_t bytes);
+typedef void copy_lines(unsigned char *to, const unsigned char *from, size_t bytes);
 
-static void stream_plain(unsigned char *to, const unsigned char *from, size_t bytes) {
+static void copy_plain(unsigned char *to, const unsigned char *from, size_t bytes) {
     ckpt_next.memcpy(to, from, bytes);
 }
 
@@ -53,10 +53,51 @@ __attribute__((target("avx512f"))) static void stream_avx512(unsigned char *to, 
     }
 }
 
+/* Not memcpy: of this much, the C library's stores past the caches, too. */
+static void keep_sse2(unsigned char *to, const unsigned char *from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += LINE) {
+        const __m128i *source = (const __m128i *)(from + i);
+        __m128i *target = (__m128i *)(to + i);
+        FETCH(from + i + AHEAD);
+        __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+        __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+        _mm_store_si128(target, a);
+        _mm_store_si128(target + 1, b);
+        _mm_store_si128(target + 2, c);
+        _mm_store_si128(target + 3, d);
+    }
+}
+
+__attribute__((target("avx512f"))) static void keep_avx512(unsigned char *to, const unsigned char *from,
+                                                           size_t bytes) {
+    for (size_t i = 0; i < bytes; i += LINE) {
+        FETCH(from + i + AHEAD);
+        _mm512_store_si512((__m512i *)(to + i), _mm512_loadu_si512(from + i));
+    }
+}
+
+void ckpt_stores_fetch(const void *address, size_t bytes) {
+    const char *at = address;
+    for (size_t i = 0; i < bytes; i += LINE) _mm_prefetch(at + i, _MM_HINT_T1);
+}
+
+void ckpt_stores_own(const void *address, size_t bytes) {
+    const char *at = address;
+    for (size_t i = 0; i < bytes; i += LINE) __asm__ volatile("prefetchw %0" : : "m"(at[i])); /* older ones: no-op */
+}
+
 static int has_avx2(void) { return __builtin_cpu_supports("avx2"); }
 static int has_avx512(void) { return __builtin_cpu_supports("avx512f"); }
 #else
 #define FENCE() ((void)0)
+
+void ckpt_stores_fetch(const void *address, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += LINE) __builtin_prefetch((const char *)address + i, 0, 2);
+}
+
+void ckpt_stores_own(const void *address, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += LINE) __builtin_prefetch((const char *)address + i, 1, 2);
+}
 #endif
 
 static int always(void) { return 1; }
@@ -64,14 +105,14 @@ static int always(void) { return 1; }
 static const struct {
     const char *name;
     int (*supported)(void);
-    stream *copy;
+    copy_lines *stream, *keep;
 } kinds[] = {
 #if defined(__x86_64__)
-    {"avx512", has_avx512, stream_avx512},
-    {"avx2", has_avx2, stream_avx2},
-    {"sse2", always, stream_sse2},
+    {"avx512", has_avx512, stream_avx512, keep_avx512},
+    {"avx2", has_avx2, stream_avx2, keep_sse2},
+    {"sse2", always, stream_sse2, keep_sse2},
 #endif
-    {"plain", always, stream_plain},
+    {"plain", always, copy_plain, copy_plain},
 };
 #define KINDS (sizeof kinds / sizeof kinds[0])
 
@@ -94,14 +135,20 @@ void ckpt_stores_choose(void) { ckpt_stores_force(""); }
 
 const char *ckpt_stores_name(void) { return kinds[chosen].name; }
 
-void ckpt_stores_copy(void *destination, const void *source, size_t bytes) {
-    unsigned char *to = destination;
-    const unsigned char *from = source;
+static void copy(copy_lines *lines, unsigned char *to, const unsigned char *from, size_t bytes) {
     size_t head = (size_t)(-(uintptr_t)to & (LINE - 1));
     if (head > bytes) head = bytes;
     if (head) ckpt_next.memcpy(to, from, head);
     size_t body = (bytes - head) & ~(size_t)(LINE - 1);
-    kinds[chosen].copy(to + head, from + head, body);
+    lines(to + head, from + head, body);
     if (bytes > head + body) ckpt_next.memcpy(to + head + body, from + head + body, bytes - head - body);
+}
+
+void ckpt_stores_stream(void *destination, const void *source, size_t bytes) {
+    copy(kinds[chosen].stream, destination, source, bytes);
     FENCE();
+}
+
+void ckpt_stores_keep(void *destination, const void *source, size_t bytes) {
+    copy(kinds[chosen].keep, destination, source, bytes);
 }

@@ -1,4 +1,4 @@
-/* Copies whose destination is not read again soon: non-temporal stores, chosen by what the processor has. */
+/* Copies that say what becomes of the caches, chosen by what the processor has. */
 #ifndef CKPT_STORES_H
 #define CKPT_STORES_H
 
@@ -7,8 +7,17 @@
 void ckpt_stores_choose(void);
 const char *ckpt_stores_name(void);
 
-/* As memcpy; ends with a fence, so that a release store by the same thread publishes the bytes. */
-void ckpt_stores_copy(void *destination, const void *source, size_t bytes);
+/* As memcpy, where the destination is not read again soon: non-temporal stores. Ends with a fence, so that a release
+ * store by the same thread publishes the bytes. */
+void ckpt_stores_stream(void *destination, const void *source, size_t bytes);
+
+/* As memcpy, where the destination is to stay in the cache. */
+void ckpt_stores_keep(void *destination, const void *source, size_t bytes);
+
+/* Hints: the lines of a range are to be in this core's second cache, to be read, or to be written. Memory that is not
+ * mapped is no error. */
+void ckpt_stores_fetch(const void *address, size_t bytes);
+void ckpt_stores_own(const void *address, size_t bytes);
 
 /* For tests: "" for the best, or a name; 0 when this processor lacks it. */
 int ckpt_stores_force(const char *name);

@@ -15,7 +15,8 @@ struct counts {
     _Atomic unsigned inside, most;
 };
 
-static void count(void *context, size_t start, size_t bytes) {
+static void count(void *context, size_t start, size_t bytes, struct ckpt_later *later) {
+    (void)later;
     struct counts *counts = context;
     unsigned now = atomic_fetch_add(&counts->inside, 1) + 1, most = atomic_load(&counts->most);
     while (now > most && !atomic_compare_exchange_weak(&counts->most, &most, now)) continue;
@@ -26,7 +27,7 @@ static void count(void *context, size_t start, size_t bytes) {
 static void work(size_t total, size_t step, unsigned width) {
     struct counts counts = {calloc(total + 1, 1), 0, 0};
     errno = 5;
-    ckpt_ring_run(count, &counts, total, step, width);
+    ckpt_ring_run(count, &counts, total, step, width, total % 2 ? CKPT_RING_ASIDE : CKPT_RING_PLAIN);
     CHECK(errno == 5);
     CHECK(atomic_load(&counts.inside) == 0);
     for (size_t i = 0; i < total; i++) CHECK(atomic_load(&counts.seen[i]) == 1);
@@ -40,11 +41,12 @@ static void *many(void *unused) {
 }
 
 int main(void) {
+    const struct ckpt_ring_options options = {NULL, 20};
     pthread_t callers[3];
     work(1000, 10, 0);
     CHECK(ckpt_ring_threads() == 1);
-    CHECK(ckpt_ring_start(4, NULL) == 4);
-    CHECK(ckpt_ring_start(9, NULL) == 4);
+    CHECK(ckpt_ring_start(4, &options) == 4);
+    CHECK(ckpt_ring_start(9, &options) == 4);
     work(0, 10, 0);
     for (int i = 0; i < 3; i++) CHECK(pthread_create(&callers[i], NULL, many, NULL) == 0);
     for (int i = 0; i < 3; i++) CHECK(pthread_join(callers[i], NULL) == 0);

@@ -14,7 +14,10 @@ static void copy(size_t to_at, size_t from_at, size_t bytes) {
     memset(to, 0xcc, ROOM);
     memset(expected, 0xcc, ROOM);
     memcpy(expected + to_at, from + from_at, bytes);
-    ckpt_stores_copy(to + to_at, from + from_at, bytes);
+    ckpt_stores_stream(to + to_at, from + from_at, bytes);
+    CHECK(memcmp(to, expected, ROOM) == 0);
+    memset(to, 0xcc, ROOM);
+    ckpt_stores_keep(to + to_at, from + from_at, bytes);
     CHECK(memcmp(to, expected, ROOM) == 0);
 }
 

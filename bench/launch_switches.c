@@ -1,0 +1,80 @@
+/* Switches of the capture library's copies that change while a process runs, so that one process can be measured in
+ * many ways, and the time that the driver spends in its copies.
+ *
+ * CKPTPIPE_BENCH_SWITCHES names a file, "key=value;key=value" as in CKPTPIPE_LAUNCH, with the further keys `free` and
+ * `workers`; it is read when an image is mapped. When the image is given back, its name with ".out" is written: for
+ * copies into the image and out of it, how many there were, nanoseconds in all, and in waiting for stores. */
+#define _GNU_SOURCE
+#include "launch_switches.h"
+
+#include "config.h"
+#include "copies.h"
+#include "futex.h"
+#include "ring.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef CKPT_BENCH_FREE
+#define CKPT_BENCH_FREE 0
+#endif
+
+int ckpt_bench_free = CKPT_BENCH_FREE;
+
+static struct {
+    unsigned long long copies, ns, drain_ns;
+} spent[2];
+static uint64_t entered, drained; /* the driver copies on one thread */
+
+static const char *value_of(const char *text, const char *key) {
+    for (const char *at = text; at; at = strchr(at, ';') ? strchr(at, ';') + 1 : NULL)
+        if (strncmp(at, key, strlen(key)) == 0 && at[strlen(key)] == '=') return at + strlen(key) + 1;
+    return "";
+}
+
+static int starts(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
+
+void ckpt_bench_switch(void) {
+    char text[512] = "";
+    const char *path = getenv("CKPTPIPE_BENCH_SWITCHES");
+    FILE *file = path ? fopen(path, "re") : NULL;
+    memset(spent, 0, sizeof spent);
+    if (!file) return;
+    if (!fgets(text, sizeof text, file)) text[0] = 0;
+    fclose(file);
+    struct ckpt_copies_options options = {
+        .write = starts(value_of(text, "copy-in"), "behind") ? CKPT_WRITE_BEHIND
+                 : starts(value_of(text, "copy-in"), "own")  ? CKPT_WRITE_OWN
+                                                             : CKPT_WRITE_STREAM,
+        .read_streams = starts(value_of(text, "copy-out"), "stream"),
+        .read_ahead = atoi(value_of(text, "read-ahead")),
+        .aside = atoi(value_of(text, "aside")),
+    };
+    ckpt_bench_free = atoi(value_of(text, "free"));
+    ckpt_copies_drain();
+    ckpt_ring_limit((unsigned)atoi(value_of(text, "workers")), (unsigned)atoi(value_of(text, "awake-us")));
+    ckpt_copies_start(&options, 0);
+}
+
+void ckpt_bench_report(void) {
+    char name[600];
+    const char *path = getenv("CKPTPIPE_BENCH_SWITCHES");
+    if (!path) return;
+    snprintf(name, sizeof name, "%s.out", path);
+    FILE *file = fopen(name, "we");
+    if (!file) return;
+    for (int in = 1; in >= 0; in--)
+        fprintf(file, "%llu %llu %llu\n", spent[in].copies, spent[in].ns, spent[in].drain_ns);
+    fclose(file);
+}
+
+void ckpt_bench_enter(void) { entered = ckpt_now_ns(); }
+
+void ckpt_bench_drained(void) { drained = ckpt_now_ns(); }
+
+void ckpt_bench_leave(int in) {
+    spent[in].copies++;
+    spent[in].ns += ckpt_now_ns() - entered;
+    spent[in].drain_ns += drained - entered;
+}
