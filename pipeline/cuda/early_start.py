@@ -148,7 +148,8 @@ async def restore_early(
         if arrivals.first.is_set():
             for session in sessions:
                 assert session.pool is not None
-                session.pool.fail(session.pooled, f"the restore failed: {error}")
+                if not session.pool.state.ended:  # else it has said why
+                    session.pool.fail(session.pooled, f"the restore failed: {error}")
         raise
     finally:
         if not arrivals.first.is_set():

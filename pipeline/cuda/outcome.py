@@ -32,10 +32,8 @@ async def _settle(
     if isinstance(error, CudaError):
         await asyncio.gather(*(session.target.end() for session in sessions))
     dead = [session for session in sessions if not session.target.alive]
-    if dead and not isinstance(error, TargetGone | asyncio.CancelledError):
-        gone = TargetGone(f"{' and '.join(map(str, dead))} ended in the middle", pid=dead[0].pid)
-        gone.__cause__ = error
-        error = gone
+    if dead and not isinstance(error, asyncio.CancelledError):
+        error = _gone(dead, error)
     stuck: dict[int, ProcessState | None] = {}
     sentences: list[str] = []
     cures: list[str] = []
@@ -74,6 +72,26 @@ async def _settle(
         return error
     failure.__cause__ = error
     return failure
+
+
+def _gone(dead: Sequence[ProcessSession], error: BaseException) -> BaseException:
+    """TargetGone, which says why where that is known; its cause is what came of the work on it."""
+    cause = error.__cause__ if isinstance(error, TargetGone) else error
+    ended = [each for each in dead if each.pool is not None and each.pool.state.ended]
+    if not ended and isinstance(error, TargetGone):
+        return error
+    gone = TargetGone(f"{' and '.join(map(str, dead))} ended in the middle", pid=dead[0].pid)
+    if ended:
+        session = ended[0]
+        assert session.pool is not None
+        why = _text(cause) if isinstance(cause, CkptpipeError) else session.pool.state.failure
+        gone = TargetGone(
+            f"{session} was ended, since the driver waited for a part of its image that did not come: {why}",
+            pid=session.pid,
+            cure="start the program again; its image cannot be restored into another process",
+        )
+    gone.__cause__ = cause
+    return gone
 
 
 def _sentence(session: ProcessSession, state: ProcessState | None, images: Sequence[str]) -> str:

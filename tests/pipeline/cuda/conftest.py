@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +12,7 @@ from tests.simcuda import SimWorld, Target
 
 if TYPE_CHECKING:
     from tests.pipeline.cuda.device_arrays import Allocate, Memory
+    from tests.preload.launched import Launched
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python: pip install 'ckptpipe[gpu]'")
 
@@ -64,6 +65,22 @@ def spawn() -> Iterator[Callable[..., Target]]:
     yield start
     for target in targets:
         target.kill()
+
+
+@pytest.fixture
+def launch(world: SimWorld) -> Iterator[Callable[..., Launched]]:
+    """``launch(options, buffers, …)``: a launched target that ends with the test."""
+    from tests.preload.launched import Launched
+
+    started: list[Launched] = []
+
+    def start(*arguments: Any, **options: Any) -> Launched:
+        started.append(Launched(world, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.__exit__()
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,9 @@ Launch = Callable[..., Launched]
 
 
 @pytest.fixture
-def launch(world: SimWorld) -> Iterator[Launch]:
+def launch(launch: Launch) -> Launch:
     """``launch(**environment)``: a launched target of many pieces that ends with the test."""
-    started: list[Launched] = []
-
-    def start(**variables: str) -> Launched:
-        started.append(Launched(world, FIXED, MANY, **variables))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.__exit__()
+    return partial(launch, FIXED, MANY)
 
 
 class Arrived:

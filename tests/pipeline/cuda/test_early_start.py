@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,20 +31,6 @@ LARGE = replace(
     SETTINGS, chunk_bytes=MIB, ring_bytes=8 * MIB
 )  # of these chunks a window holds all of the image
 Launch = Callable[..., Launched]
-
-
-@pytest.fixture
-def launch(world: SimWorld) -> Iterator[Launch]:
-    """``launch(options, buffers, …)``: a launched target that ends with the test."""
-    started: list[Launched] = []
-
-    def start(*arguments: Any, **options: Any) -> Launched:
-        started.append(Launched(world, *arguments, **options))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.__exit__()
 
 
 def evict(it: Launched, to: Path, **options: Any) -> None:

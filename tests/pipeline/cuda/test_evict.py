@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,6 @@ from tests.simcuda.driver import restore as driver_restore
 RESTORE = "cuCheckpointProcessRestore"
 ENDED = 74
 Launch = Callable[..., Launched]
-
-
-@pytest.fixture
-def launch(world: SimWorld) -> Iterator[Launch]:
-    """``launch(options, buffers, …)``: a launched target that ends with the test."""
-    started: list[Launched] = []
-
-    def start(*arguments: Any, **options: Any) -> Launched:
-        started.append(Launched(world, *arguments, **options))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.__exit__()
 
 
 def held(it: Launched) -> int:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,6 @@ from tests.simcuda import SimWorld, Target
 RESTORE = "cuCheckpointProcessRestore"
 SMALL = LaunchOptions(pool=PoolSize(nbytes=4 * MIB), workers=2)
 Launch = Callable[..., Launched]
-
-
-@pytest.fixture
-def launch(world: SimWorld) -> Iterator[Launch]:
-    """``launch(options, buffers, …)``: a launched target that ends with the test."""
-    started: list[Launched] = []
-
-    def start(*arguments: Any, **options: Any) -> Launched:
-        started.append(Launched(world, *arguments, **options))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.__exit__()
 
 
 def stored(workdir: Path, name: str = "a") -> bytes:
