@@ -130,6 +130,7 @@ def compare(gib: float, workers: Sequence[int], cycles: int, only: Sequence[str]
                     pool=PoolSize(nbytes=int((gib * 1.15 + 1.5) * GIB) >> 21 << 21), workers=max(workers)
                 )
                 variables = launched.launched(options, launched.switchable(Path(folder)))
+                variables["CKPTPIPE_LAUNCH"] += ";copy-in=stream"
                 variables["CKPTPIPE_BENCH_SWITCHES"] = str(path)
                 write(path, chosen[0].switches)
                 with launched.process(gib, variables) as (pid, ask):

@@ -5,11 +5,10 @@
  * `workers`; it is read when an image is mapped. When the image is given back, its name with ".out" is written: for
  * copies into the image and out of it, how many there were, nanoseconds in all, and in waiting for stores. */
 #define _GNU_SOURCE
-#include "launch_switches.h"
-
 #include "config.h"
 #include "copies.h"
 #include "futex.h"
+#include "probes.h"
 #include "ring.h"
 
 #include <stdio.h>
@@ -20,7 +19,9 @@
 #define CKPT_BENCH_FREE 0
 #endif
 
-int ckpt_bench_free = CKPT_BENCH_FREE;
+static int is_free = CKPT_BENCH_FREE; /* copies cost nothing, and the bytes are lost: what the driver needs at least */
+
+#define MOST_BYTES (16u << 20) /* of buffers, for fewer workers than are made */
 
 static struct {
     unsigned long long copies, ns, drain_ns;
@@ -35,7 +36,7 @@ static const char *value_of(const char *text, const char *key) {
 
 static int starts(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
-void ckpt_bench_switch(void) {
+void ckpt_probe_mapped(void) {
     char text[512] = "";
     const char *path = getenv("CKPTPIPE_BENCH_SWITCHES");
     FILE *file = path ? fopen(path, "re") : NULL;
@@ -51,13 +52,14 @@ void ckpt_bench_switch(void) {
         .read_ahead = atoi(value_of(text, "read-ahead")),
         .aside = atoi(value_of(text, "aside")),
     };
-    ckpt_bench_free = atoi(value_of(text, "free"));
+    is_free = atoi(value_of(text, "free"));
     ckpt_copies_drain();
+    ckpt_ring_limit(0, 0);
+    ckpt_copies_start(&options, MOST_BYTES); /* buffers for all: started with copy-in=stream, there are none yet */
     ckpt_ring_limit((unsigned)atoi(value_of(text, "workers")), (unsigned)atoi(value_of(text, "awake-us")));
-    ckpt_copies_start(&options, 0);
 }
 
-void ckpt_bench_report(void) {
+void ckpt_probe_returned(void) {
     char name[600];
     const char *path = getenv("CKPTPIPE_BENCH_SWITCHES");
     if (!path) return;
@@ -69,12 +71,16 @@ void ckpt_bench_report(void) {
     fclose(file);
 }
 
-void ckpt_bench_enter(void) { entered = ckpt_now_ns(); }
+void ckpt_probe_copy(void) { entered = ckpt_now_ns(); }
 
-void ckpt_bench_drained(void) { drained = ckpt_now_ns(); }
+void ckpt_probe_drained(void) { drained = ckpt_now_ns(); }
 
-void ckpt_bench_leave(int in) {
+void ckpt_probe_copied(int in) {
     spent[in].copies++;
     spent[in].ns += ckpt_now_ns() - entered;
     spent[in].drain_ns += drained - entered;
 }
+
+size_t ckpt_probe_bytes(size_t bytes) { return is_free ? 0 : bytes; }
+
+void ckpt_probe_storing(unsigned worker) { (void)worker; }

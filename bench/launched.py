@@ -166,6 +166,6 @@ def _own_library(folder: Path, *flags: str) -> Path:
     command = ["cc", "-std=c11", "-O2", "-fPIC", "-shared", "-fno-builtin", "-fvisibility=hidden", "-pthread"]
     sources = sorted(str(each) for each in SOURCES.glob("*.c") if each.stem != "interpose")
     sources.append(str(Path(__file__).with_name("launch_switches.c")))
-    command += ["-DCKPT_BENCH", f"-I{SOURCES}", *flags]
+    command += ["-DCKPT_PROBES", f"-I{SOURCES}", *flags]
     subprocess.run([*command, "-o", str(made), *sources, "-ldl"], check=True)
     return made

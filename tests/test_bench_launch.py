@@ -15,6 +15,7 @@ from bench import (
     gpu_launch_image,
     gpu_launch_refill,
     gpu_launch_workers,
+    launch_pieces,
     launched,
 )
 from bench.launched import Ask
@@ -77,3 +78,7 @@ def test_part(part: str, rows: int) -> None:
 def test_ways_of_copying() -> None:
     answer = gpu_launch_workers.compare(40 / 1024, [2, 3], 1, [], True)
     check(answer, 2 + len(gpu_launch_workers.ways([2, 3])))
+
+
+def test_pieces() -> None:
+    check(launch_pieces.compare(2, [1, 3], 1, 1), 16)

@@ -3,6 +3,7 @@
 
 #include "futex.h"
 #include "next.h"
+#include "probes.h"
 #include "ring.h"
 #include "stores.h"
 
@@ -28,7 +29,8 @@
 static struct {
     struct ckpt_copies_options options;
     unsigned char *buffers; /* of the workers, one after another */
-    size_t buffer_bytes, all_bytes;
+    size_t buffer_bytes;
+    unsigned count;
     pthread_mutex_t turn; /* of writers that are stored behind */
     struct ckpt_stored stored;
     _Alignas(128) _Atomic uint32_t unstored; /* futex of those who drain; lanes, and one for the telling */
@@ -43,12 +45,7 @@ static size_t lane_bytes(size_t bytes) {
 void ckpt_copies_start(const struct ckpt_copies_options *options, size_t piece_bytes) {
     copies.options = *options;
     unsigned workers = ckpt_ring_threads() - 1;
-#ifdef CKPT_BENCH /* by bench/launch_switches.c: other options and fewer lanes later */
-    piece_bytes = workers * (size_t)(1 << 20);
-    if (copies.buffers || !workers) return;
-#else
     if (copies.buffers || options->write != CKPT_WRITE_BEHIND || !workers) return;
-#endif
     size_t each = lane_bytes(piece_bytes);
     void *made = ckpt_raw_mmap(NULL, each * workers, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED) return; /* then nothing is stored behind */
@@ -57,7 +54,7 @@ void ckpt_copies_start(const struct ckpt_copies_options *options, size_t piece_b
     madvise(made, each * workers, MADV_DONTDUMP);
     madvise(made, each * workers, MADV_POPULATE_WRITE);
     copies.buffer_bytes = each;
-    copies.all_bytes = each * workers;
+    copies.count = workers;
     copies.buffers = made;
 }
 
@@ -82,6 +79,7 @@ void ckpt_copies_drain(void) {
 }
 
 static void store_buffer(const struct ckpt_later *later) {
+    ckpt_probe_storing(later->worker);
     ckpt_stores_stream(later->to, later->from, later->bytes);
     lane_is_stored();
 }
@@ -95,7 +93,7 @@ struct ends {
 
 static void behind_step(void *context, size_t start, size_t bytes, struct ckpt_later *later) {
     const struct ends *ends = context;
-    if (!later || later->call || bytes > copies.buffer_bytes) {
+    if (!later || later->worker > copies.count) {
         ckpt_stores_stream(ends->to + start, ends->from + start, bytes);
         lane_is_stored();
         return;
@@ -205,7 +203,7 @@ void ckpt_copies_read(void *to, const void *from, size_t bytes, size_t ahead) {
 void ckpt_copies_forget(void) {
     pthread_mutex_init(&copies.turn, NULL);
     copies.buffers = NULL; /* it did not come along */
-    copies.buffer_bytes = 0;
+    copies.buffer_bytes = copies.count = 0;
     atomic_store(&copies.unstored, 0);
     atomic_store(&copies.waiting, 0);
 }

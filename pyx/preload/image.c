@@ -9,6 +9,7 @@
 #include "handover_server.h"
 #include "next.h"
 #include "pool.h"
+#include "probes.h"
 #include "process_facts.h"
 #include "ring.h"
 #include "written.h"
@@ -27,10 +28,6 @@
 #endif
 #define ZERO_STEP_BYTES (2u << 20)
 #define READERS 16 /* copies out of one window at a time */
-
-#ifdef CKPT_BENCH
-#include "../../bench/launch_switches.h"
-#endif
 
 _Atomic uintptr_t ckpt_image_low, ckpt_image_high;
 
@@ -183,9 +180,7 @@ void *ckpt_image_map(void *address, size_t bytes, int flags) {
     atomic_fetch_add(&ckpt_pool_hurry, 1);
     pthread_mutex_lock(&ckpt_pool_lock);
     int reason = serve(address, bytes, flags, &where, text);
-#ifdef CKPT_BENCH
-    ckpt_bench_switch();
-#endif
+    ckpt_probe_mapped();
     pthread_mutex_unlock(&ckpt_pool_lock);
     atomic_fetch_sub(&ckpt_pool_hurry, 1);
     if (reason) {
@@ -201,9 +196,7 @@ void *ckpt_image_map(void *address, size_t bytes, int flags) {
 }
 
 static void close_slot(unsigned i) {
-#ifdef CKPT_BENCH
-    ckpt_bench_report();
-#endif
+    ckpt_probe_returned();
     atomic_store(&image_at(i)->phase, CKPT_PHASE_FREE);
     atomic_store(&image_at(i)->gate, CKPT_GATE_OPEN);
     narrow_range();
@@ -433,8 +426,17 @@ static void window_left(unsigned i, uint64_t start, uint64_t end) {
 
 /* ---- copies ---- */
 
-/* Piece by piece: a copy may be larger than the window. */
-static void copy_windowed(unsigned i, uint64_t window, unsigned char *destination, uint64_t start, uint64_t end) {
+/* Whether what was copied up to `end` lay there all the time. Another restore of the same image may have begun while
+ * the copy waited or went on: it takes everything back first, and may lay it out in another way. */
+static int was_there(const struct ckpt_image *image, uint64_t window, uint64_t end) {
+    atomic_thread_fence(memory_order_acquire); /* the bytes first */
+    if (atomic_load(&image->window) != window) return 0;
+    return atomic_load(&image->gate) == CKPT_GATE_OPEN ||
+           atomic_load(&image->ready) >= (end < image->bytes ? end : image->bytes);
+}
+
+/* Piece by piece: a copy may be larger than the window. Up to where it came while the window was this one. */
+static uint64_t copy_windowed(unsigned i, uint64_t window, unsigned char *destination, uint64_t start, uint64_t end) {
     struct ckpt_image *image = image_at(i);
     const unsigned char *base = (const unsigned char *)image->address;
     while (start < end) {
@@ -445,48 +447,50 @@ static void copy_windowed(unsigned i, uint64_t window, unsigned char *destinatio
         pass_gate(image, start, start + step);
         uint64_t next = (start + step) % window;
         ckpt_copies_read(destination, base + at, step, next ? readable(image, start + step, window - next) : 0);
-        window_left(i, start, start + step);
+        int good = was_there(image, window, start + step);
+        window_left(i, start, good ? start + step : start);
+        if (!good) break;
         read_ends(i, start, start + step);
         destination += step;
         start += step;
     }
+    return start;
 }
 
-static void read_image(unsigned i, void *destination, const void *source, size_t bytes, uint64_t start, uint64_t end) {
-    uint64_t window = atomic_load(&image_at(i)->window);
-    if (window && end - start == bytes) {
-        copy_windowed(i, window, destination, start, end);
-        return;
+static void read_image(unsigned i, unsigned char *destination, const unsigned char *source, size_t bytes,
+                       uint64_t start, uint64_t end) {
+    struct ckpt_image *image = image_at(i);
+    while (start < end) {
+        uint64_t window = atomic_load(&image->window), reached = end;
+        if (window && end - start != bytes) ckpt_gate_end("the driver copied beyond the end of its image");
+        if (window) {
+            reached = copy_windowed(i, window, destination, start, end);
+        } else {
+            pass_gate(image, start, end);
+            ckpt_copies_read(destination, source, ckpt_probe_bytes(bytes), readable(image, end, CKPT_PIECE_BYTES));
+            if (!was_there(image, window, end)) continue;
+            read_ends(i, start, end);
+        }
+        destination += reached - start;
+        source += reached - start;
+        bytes -= reached - start;
+        start = reached;
     }
-    if (window) ckpt_gate_end("the driver copied beyond the end of its image");
-    pass_gate(image_at(i), start, end);
-#ifdef CKPT_BENCH
-    if (ckpt_bench_free) bytes = 0;
-#endif
-    ckpt_copies_read(destination, source, bytes, readable(image_at(i), end, CKPT_PIECE_BYTES));
-    read_ends(i, start, end);
 }
 
 static void write_image(unsigned i, void *destination, const void *source, size_t bytes, uint64_t start, uint64_t end) {
     struct ckpt_stored stored = {write_ends, i, start, end};
     int usual = write_begins(i, start, end) && end - start == bytes;
-#ifdef CKPT_BENCH
-    if (ckpt_bench_free) bytes = 0;
-#endif
-    ckpt_copies_write(destination, source, bytes, usual, slots[i].mapped - end, &stored);
+    ckpt_copies_write(destination, source, ckpt_probe_bytes(bytes), usual, slots[i].mapped - end, &stored);
 }
 
 void ckpt_image_copy(void *destination, const void *source, size_t bytes, int overlap) {
     uint64_t to_start = 0, to_end = 0, from_start = 0, from_end = 0;
     if (!bytes) return;
     int before = errno;
-#ifdef CKPT_BENCH
-    ckpt_bench_enter();
-#endif
+    ckpt_probe_copy();
     ckpt_copies_drain(); /* whatever the last copy left to be stored */
-#ifdef CKPT_BENCH
-    ckpt_bench_drained();
-#endif
+    ckpt_probe_drained();
     int to = find_image(destination, bytes, &to_start, &to_end), from = find_image(source, bytes, &from_start, &from_end);
     if (from >= 0) reading_begins((unsigned)from);
     if (to < 0 && from < 0) { /* near an image, but not in it */
@@ -504,9 +508,7 @@ void ckpt_image_copy(void *destination, const void *source, size_t bytes, int ov
         write_ends(&(struct ckpt_stored){write_ends, (unsigned)to, to_start, to_end});
         read_ends((unsigned)from, from_start, from_end);
     }
-#ifdef CKPT_BENCH
-    ckpt_bench_leave(to >= 0);
-#endif
+    ckpt_probe_copied(to >= 0);
     errno = before;
 }
 
