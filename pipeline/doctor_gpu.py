@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable, Sequence
 from ctypes import CDLL, byref, c_int
 from pathlib import Path
@@ -12,10 +11,10 @@ from ckptpipe.pipeline.cuda import choice, topology
 from ckptpipe.pipeline.cuda.driver import CudaDriver, Gpu
 from ckptpipe.pipeline.doctor_codecs import codec_finding
 from ckptpipe.pipeline.doctor_report import Finding
+from ckptpipe.pipeline.tracing import may_trace, ptrace_scope
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.quantities import format_bytes
 
-_CAP_SYS_PTRACE = 19  # capabilities(7)
 _ALGORITHMS = {1: "Deflate", 2: "Snappy", 4: "LZ4"}  # CUmemDecompressAlgorithm, as bits of attribute 136
 _OPEN_SECONDS = 60.0  # cuInit takes 1 to 2 s; a broken driver can take for ever
 
@@ -174,26 +173,15 @@ def _path(name: str, problem: str, works: str, cure: str) -> Finding:
 
 
 def _no_tracing(root: Path) -> str:
-    """Why the memory of another process of this user could not be read (ptrace(2), Yama), "" where it can."""
-    try:
-        scope = int((root / "proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no Yama in this kernel
-        return ""
-    if scope == 0 or (scope < 3 and _may_trace()):
+    """Why the memory of another process of this user could not be read, "" where it can."""
+    scope = ptrace_scope(root)
+    if scope == 0 or (scope < 3 and may_trace()):
         return ""
     return (
         f"kernel.yama.ptrace_scope is {scope}: the memory of other processes cannot be read without CAP_SYS_PTRACE"
         if scope < 3
         else "kernel.yama.ptrace_scope is 3: the memory of other processes cannot be read at all"
     )
-
-
-def _may_trace() -> bool:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        for line in file:
-            if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
-    return os.geteuid() == 0
 
 
 async def _controller() -> Finding:

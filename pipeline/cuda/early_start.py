@@ -19,7 +19,7 @@ from ckptpipe.pipeline.sinks.pool import PoolRange
 from ckptpipe.pipeline.sources.image import Counts
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.workers import WorkerPool
-from ckptpipe.storage_backends.shielded import in_thread, shielded
+from ckptpipe.storage_backends.shielded import shielded
 
 STILL = 120.0  # seconds in which nothing more of the image comes, after which the library ends the process
 IDLE = (
@@ -104,7 +104,6 @@ async def restore_early(
     for session in sessions:
         assert session.pool is not None
         session.pool.page.deadlines(still=STILL, orphaned=ORPHANED)
-        await in_thread(session.pool.handover.feed)
     arrivals = Arrivals(context.chunk_bytes)
     ready: list[ProcessSession] = []
     failed: list[CkptpipeError] = []

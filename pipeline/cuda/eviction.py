@@ -89,11 +89,23 @@ async def prepared(
         pool = await reached(session)
         live_mappings(session, reader)  # are the sizes those of the image?
         await in_thread(lambda pool=pool: pool.map(writable=True))
+        # A driver that still waits for a restorer who died does not give up: now somebody cares for it again.
+        await in_thread(pool.handover.feed)
         for number, image in enumerate(session.pooled):
             ranges[f"proc/{session.k}/driver/{number}"] = PoolRange(pool, image)
     if not await _read_by_sink(reader):
         await context.prepare()
     return ranges
+
+
+def is_being_restored(session: ProcessSession) -> bool:
+    """Whether the driver has begun to read its image: for a restore whose controller died, or that failed."""
+    if session.pool is None:
+        return False
+    generations = {image.generation for image in session.pooled}
+    return any(
+        each.generation in generations and each.phase == "reading" for each in session.pool.page.images()
+    )
 
 
 async def _read_by_sink(reader: ImageReader) -> bool:

@@ -194,7 +194,9 @@ async def _from_driver_image(
     if evicted := [session for session in sessions if session.evicted]:
         for session in evicted:
             session.touched = True
-        if early_start and len(evicted) == len(sessions):
+        # A driver that was asked before may still be at it: it gets a whole image, not one that is fed to it in step.
+        begun = any(eviction.is_being_restored(session) for session in evicted)
+        if early_start and len(evicted) == len(sessions) and not begun:
             for session in sessions:
                 session.start_pause()
             arrived = await shielded(restore_early(sessions, pairs, reader, context, progress))

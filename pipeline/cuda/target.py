@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckptpipe.pipeline.cuda.errors import TargetError, TargetGone
+from ckptpipe.pipeline.tracing import ptrace_scope
 from ckptpipe.pyx.cuda import CudaError
 
 T = TypeVar("T")
@@ -159,10 +160,18 @@ class Target:
                 raise self.not_permitted()
 
     def not_permitted(self) -> TargetError:
+        """The process that the memory belongs to is left as it is."""
+        scope = ptrace_scope(self._root)
+        tracing = "run as root or with CAP_SYS_PTRACE (containers: --cap-add SYS_PTRACE)"
+        if scope >= 3:
+            tracing = "boot with another kernel.yama.ptrace_scope, since 3 cannot be changed"
+        elif scope:
+            tracing += ", or set kernel.yama.ptrace_scope=0"
+        why = f" (kernel.yama.ptrace_scope is {scope})" if scope else ""
         return TargetError(
-            f"the memory of {self} may not be read",
+            f"the memory of {self} may not be read{why}",
             pid=self.pid,
-            cure="run as root or with CAP_SYS_PTRACE (containers: --cap-add SYS_PTRACE), or set kernel.yama.ptrace_scope=0",
+            cure=f"start the program with ckptpipe launch, which needs no such permission, or {tracing}",
         )
 
     def devices(self) -> tuple[list[int], bool]:

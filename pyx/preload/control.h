@@ -88,6 +88,10 @@ enum ckpt_pages { CKPT_PAGES_AUTO = 0, CKPT_PAGES_SMALL = 1, CKPT_PAGES_THP = 2,
  * has come back for it, which it does when all copies that are under way wait: `ready` goes back, then `base`.
  * The gate of such an image is never opened, and it needs no more of the pool than its window.
  *
+ * A restore that takes over from one whose controller died, while the driver still waits or copies: `ready` goes to 0
+ * before a byte is touched or `window` is set. A copy looks at both once more when it has its bytes, and takes them
+ * again from the gate on where either is not what it was.
+ *
  * Bytes that the driver never writes (beyond its last copy, say) are zeros after SETTLE (handover.h), or after the
  * driver's first read. Before, they may hold what an earlier image left.
  */

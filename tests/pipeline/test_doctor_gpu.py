@@ -80,11 +80,11 @@ def test_where_the_kernel_forbids_to_read_others(
 ) -> None:
     scope = tmp_path / "proc/sys/kernel/yama/ptrace_scope"
     scope.parent.mkdir(parents=True)
-    monkeypatch.setattr(doctor_gpu, "_may_trace", lambda: False)
+    monkeypatch.setattr(doctor_gpu, "may_trace", lambda: False)
     for value, state in (("0", "ok"), ("1", "missing"), ("2", "missing"), ("3", "missing")):
         scope.write_text(value + "\n")
         assert findings(tmp_path, gpus=1)["driver image"].state == state
-    monkeypatch.setattr(doctor_gpu, "_may_trace", lambda: True)
+    monkeypatch.setattr(doctor_gpu, "may_trace", lambda: True)
     scope.write_text("1\n")
     assert findings(tmp_path, gpus=1)["driver image"].state == "ok"
 

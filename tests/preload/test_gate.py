@@ -263,6 +263,38 @@ def test_another_controller_can_take_over(world: SimWorld, driver: ctypes.CDLL) 
         it.target.check()
 
 
+@pytest.mark.parametrize("then", [0, 5 * MIB])
+@pytest.mark.parametrize("window", [0, WINDOW])
+def test_another_controller_lays_the_image_out_in_another_way(
+    world: SimWorld, driver: ctypes.CDLL, window: int, then: int
+) -> None:
+    """The driver's copy waits at the gate: what it takes lies where the second one has put it."""
+    with checkpointed(world) as (it, image, data):
+        slot, generation = image.slot, image.generation
+        it.page.close_gate(slot, generation, window=window)
+        restoring = Restoring(it.pid)
+        waiting(it)
+        it.handover.feed()
+        os.pwrite(it.attach_pool(), data[:PIECE], image.offset)
+        it.page.release(slot, generation, PIECE)
+        it.until(lambda _: it.page.images()[0].gate_waits == 2)
+        os.pwrite(it.attach_pool(), b"\xdd" * IMAGE, image.offset)
+        it.page.close_gate(slot, generation, window=then)
+        if then:
+            it.page.rewind(slot, generation, PIECE)
+            os.pwrite(it.attach_pool(), data[PIECE : PIECE + 3 * MIB], image.offset + PIECE)
+            it.page.release(slot, generation, PIECE + 3 * MIB)
+            it.until(lambda _: it.page.consumed(slot, generation) >= then)
+            os.pwrite(it.attach_pool(), data[5 * MIB :], image.offset)
+            it.page.release(slot, generation, IMAGE)
+        else:
+            os.pwrite(it.attach_pool(), data, image.offset)
+            it.page.open_gate(slot, generation)
+        assert restoring.wait() == "SUCCESS"
+        assert unlock(it.pid) == "SUCCESS"
+        it.target.check()
+
+
 def test_a_killed_controller_leaves_a_checkpoint_as_it_is(world: SimWorld, driver: ctypes.CDLL) -> None:
     """Nothing waits on the way to the pool: the driver is done whether anybody looks on or not."""
     with Launched(world, FIXED, BUFFERS) as it:

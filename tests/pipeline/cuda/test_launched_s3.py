@@ -446,7 +446,7 @@ def test_a_restorer_that_is_killed_while_the_driver_waits(
     run(ckptpipe.verify(f"{bucket.url}/a", settings=ROOMY))
 
 
-@pytest.mark.parametrize("how", ["early"])
+@pytest.mark.parametrize("how", ["early", "late", "recover"])
 def test_another_restorer_takes_over(
     world: SimWorld, launch: Launch, bucket: Bucket, proxy: FaultProxy, runtime: Path, how: str
 ) -> None:

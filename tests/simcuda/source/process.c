@@ -102,7 +102,7 @@ static CUresult take_entry(void) {
         memset(process, 0, offsetof(Process, allocation));
         robust_init(&process->command_mutex);
         process->command.fault = -1;
-        process->start_time = process_start_time(getpid());
+        process->start_time = process_start_time(process_id());
         process->resident = 1;
         FILE *comm = fopen("/proc/self/comm", "re");
         if (comm) {
@@ -113,7 +113,7 @@ static CUresult take_entry(void) {
         const char *declared = getenv("SIMCUDA_DECLARE");
         if (declared && strstr(declared, "uvm")) process->flags |= FLAG_UVM;
         if (declared && strstr(declared, "ipc")) process->flags |= FLAG_IPC;
-        process->pid = getpid();
+        process->pid = process_id();
         sim.process = process;
         break;
     }

@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -67,9 +68,21 @@ void futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns) {
 
 void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
+/* Where processes have the ids by which the world knows them: a container mounts its own /proc elsewhere. */
+static const char *proc(void) {
+    const char *path = getenv("SIMCUDA_PROC");
+    return path && path[0] ? path : "/proc";
+}
+
+int process_id(void) {
+    char path[PATH_MAX], text[16] = "";
+    snprintf(path, sizeof path, "%s/self", proc());
+    return readlink(path, text, sizeof text - 1) > 0 ? atoi(text) : getpid();
+}
+
 uint64_t process_start_time(int pid) {
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    char path[PATH_MAX], text[1024];
+    snprintf(path, sizeof path, "%s/%d/stat", proc(), pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return 0;
     ssize_t length = read(fd, text, sizeof text - 1);

@@ -143,6 +143,7 @@ void robust_init(pthread_mutex_t *mutex);
 uint64_t monotonic_ns(void);
 void futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns); /* of any process; may return early */
 void futex_wake(_Atomic uint32_t *word);
+int process_id(void); /* of the caller, as the world knows it */
 uint64_t process_start_time(int pid); /* 0: no such process, or a dead one */
 void world_reap(World *world);       /* under the lock: frees what dead processes held */
 uint64_t world_used(World *world, int gpu); /* under the lock */
