@@ -114,6 +114,7 @@ def compare(gib: float, workers: Sequence[int], cycles: int, only: Sequence[str]
         down, up = await launched.cycle(driver, pid, ask, lost=lost)
         way.times.append((down, up, *spent(path)))
         print(way.name, *(f"{number:.3f}" for number in way.times[-1]), flush=True)
+        print(*Path(f"{path}.out").read_text(encoding="ascii").splitlines()[2:], sep="\n", flush=True)
 
     async def measure() -> None:
         driver = await TimedDriver.open()

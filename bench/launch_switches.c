@@ -28,6 +28,18 @@ static struct {
 } spent[2];
 static uint64_t entered, drained; /* the driver copies on one thread */
 
+/* What lies between the driver's copies: nanoseconds from one's return to the next one's call, by size, and the
+ * buffers that it copies from or to. */
+#define MOST_COPIES 65536
+#define MOST_BUFFERS 64
+static struct {
+    uint64_t mapped, first, last;
+    uint64_t between[MOST_COPIES];
+    unsigned count, buffers;
+    const void *buffer[MOST_BUFFERS];
+} seen[2];
+static const void *ends[2];
+
 static const char *value_of(const char *text, const char *key) {
     for (const char *at = text; at; at = strchr(at, ';') ? strchr(at, ';') + 1 : NULL)
         if (strncmp(at, key, strlen(key)) == 0 && at[strlen(key)] == '=') return at + strlen(key) + 1;
@@ -41,6 +53,8 @@ void ckpt_probe_mapped(void) {
     const char *path = getenv("CKPTPIPE_BENCH_SWITCHES");
     FILE *file = path ? fopen(path, "re") : NULL;
     memset(spent, 0, sizeof spent);
+    memset(seen, 0, sizeof seen);
+    seen[1].mapped = seen[0].mapped = ckpt_now_ns();
     if (!file) return;
     if (!fgets(text, sizeof text, file)) text[0] = 0;
     fclose(file);
@@ -59,6 +73,11 @@ void ckpt_probe_mapped(void) {
     ckpt_ring_limit((unsigned)atoi(value_of(text, "workers")), (unsigned)atoi(value_of(text, "awake-us")));
 }
 
+static int by_size(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
 void ckpt_probe_returned(void) {
     char name[600];
     const char *path = getenv("CKPTPIPE_BENCH_SWITCHES");
@@ -68,10 +87,26 @@ void ckpt_probe_returned(void) {
     if (!file) return;
     for (int in = 1; in >= 0; in--)
         fprintf(file, "%llu %llu %llu\n", spent[in].copies, spent[in].ns, spent[in].drain_ns);
+    for (int in = 1; in >= 0; in--) {
+        unsigned count = seen[in].count;
+        uint64_t *between = seen[in].between, all = 0, rare = 0;
+        qsort(between, count, sizeof *between, by_size);
+        for (unsigned i = 0; i < count; i++) all += between[i];
+        for (unsigned i = 0; i < count; i++) rare += between[i] > 300000 ? between[i] : 0;
+        if (!count) continue;
+        fprintf(file, "%s: before the first %.1f ms, first to last %.1f ms, after the last %.1f ms, between %.1f ms (over 0.3 ms: %.1f), 10/50/90/99 %%: %.1f %.1f %.1f %.1f us; %u buffers\n",
+                in ? "in" : "out", (seen[in].first - seen[in].mapped) / 1e6, (seen[in].last - seen[in].first) / 1e6,
+                (ckpt_now_ns() - seen[in].last) / 1e6, all / 1e6, rare / 1e6, between[count / 10] / 1e3,
+                between[count / 2] / 1e3, between[count / 10 * 9] / 1e3, between[count / 100 * 99] / 1e3, seen[in].buffers);
+    }
     fclose(file);
 }
 
-void ckpt_probe_copy(void) { entered = ckpt_now_ns(); }
+void ckpt_probe_copy(const void *destination, const void *source) {
+    ends[0] = destination;
+    ends[1] = source;
+    entered = ckpt_now_ns();
+}
 
 void ckpt_probe_drained(void) { drained = ckpt_now_ns(); }
 
@@ -79,6 +114,12 @@ void ckpt_probe_copied(int in) {
     spent[in].copies++;
     spent[in].ns += ckpt_now_ns() - entered;
     spent[in].drain_ns += drained - entered;
+    if (!seen[in].first) seen[in].first = entered;
+    else if (seen[in].count < MOST_COPIES) seen[in].between[seen[in].count++] = entered - seen[in].last;
+    seen[in].last = ckpt_now_ns();
+    unsigned i = 0;
+    while (i < seen[in].buffers && seen[in].buffer[i] != ends[in]) i++;
+    if (i == seen[in].buffers && i < MOST_BUFFERS) seen[in].buffer[seen[in].buffers++] = ends[in];
 }
 
 size_t ckpt_probe_bytes(size_t bytes) { return is_free ? 0 : bytes; }

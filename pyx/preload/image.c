@@ -488,7 +488,7 @@ void ckpt_image_copy(void *destination, const void *source, size_t bytes, int ov
     uint64_t to_start = 0, to_end = 0, from_start = 0, from_end = 0;
     if (!bytes) return;
     int before = errno;
-    ckpt_probe_copy();
+    ckpt_probe_copy(destination, source);
     ckpt_copies_drain(); /* whatever the last copy left to be stored */
     ckpt_probe_drained();
     int to = find_image(destination, bytes, &to_start, &to_end), from = find_image(source, bytes, &from_start, &from_end);
