@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import ckptpipe
 from bench import launched
+from bench.budget import Budget
 from bench.gpu import gpu_name
 from bench.gpu_launch_image import Opened, PoolOf
 from bench.launched import Ask, TimedDriver
@@ -37,16 +39,16 @@ class Way:
     idle: bool = True  # the scheduler's class of the threads that fill
 
 
-def ways(cycles: int, rest: float) -> list[Way]:
-    usual = [Way("early start")] * cycles
+def ways(rest: float) -> list[Way]:
+    """The usual one first, then those that matter most."""
     return [
-        *usual,
+        Way("early start"),
+        Way("filled first", 0),
+        Way("early start, no window", NONE),
         Way("early start, window of a quarter of the chunks", image_window.CHUNKS // 4),
         Way("early start, window of half as many chunks", image_window.CHUNKS // 2),
         Way("early start, window of twice as many chunks", image_window.CHUNKS * 2),
-        Way("early start, no window", NONE),
         Way("early start, threads of the usual class", idle=False),
-        Way("filled first", 0),
         Way(f"early start, evicted {rest:g} s ago", rest=rest),
         Way(f"filled first, evicted {rest:g} s ago", 0, rest),
     ]
@@ -70,7 +72,7 @@ def early(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer
         ),
         ("g", "", ".3f", ".3f", ".3f", ".3f", ".2f", ".3f"),
     )
-    gib = chosen.sizes[0]
+    gib, budget = chosen.sizes[0], Budget(chosen.seconds)
 
     async def once(driver: TimedDriver, pid: int, ask: Ask, folder: Path, way: Way) -> tuple[float, ...]:
         before = ask("sum")
@@ -96,13 +98,12 @@ def early(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer
                 with launched.process(gib, launched.launched(pool_of(gib))) as (pid, ask):
                     launched.warm(pid)
                     _, up = await launched.alone(driver, pid, ask, chosen.cycles)
-                    found: dict[str, list[tuple[float, ...]]] = {}
-                    left = ways(chosen.cycles, chosen.rest)
-                    for at, way in enumerate(left):
-                        times = found.setdefault(way.name, [])
-                        times.append(await once(driver, pid, ask, folder, way))
-                        if at + 1 < len(left) and left[at + 1].name == way.name:
-                            continue
+                    made = ways(chosen.rest)
+                    for way in budget.variants(
+                        made, kind=lambda each: each.rest, name=lambda each: each.name
+                    ):
+                        wanted = chosen.cycles if way is made[0] else 1
+                        times = await budget.cycles(wanted, partial(once, driver, pid, ask, folder, way))
                         medians = [statistics.median(column) for column in zip(*times, strict=True)]
                         table.add(gib, way.name, up, *medians[:3], medians[2] / up, medians[3])
                         print(*table.rows[-1], flush=True)
@@ -120,5 +121,6 @@ def early(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer
             "medians; every chunk's checksum is compared; whole call: from opening the image until the process runs",
             "next checkpoint's mmap: of the save before it, which makes the pages that were evicted again",
             "to reach: 1.4",
+            *budget.notes,
         ],
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import ckptpipe
 from bench import launched
+from bench.budget import Budget
 from bench.gpu import disk_rate, gpu_name
 from bench.launched import Ask, TimedDriver
 from bench.report import Answer, Table
@@ -33,6 +34,19 @@ class Saved:
     whole: float  # the call of save, without the driver's restore
     nbytes: int
     note: str
+
+
+@dataclass(frozen=True)
+class Way:
+    """``early``: while the driver works; ``jobs``: threads that copy meanwhile, 0: as usual."""
+
+    name: str
+    early: bool = True
+    jobs: int = 0
+    cycles: int = 1
+
+
+NVME = "nvme"
 
 
 @contextmanager
@@ -77,48 +91,58 @@ def save(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer:
         ("g", "", ".3f", ".3f", ".3f", ".3f", ".2f", ".2f", ""),
     )
 
-    async def rows(gib: float, driver: TimedDriver, pid: int, ask: Ask) -> None:
-        down, _ = await launched.alone(driver, pid, ask, chosen.cycles)
-        ways: list[tuple[str, bool, int]] = [
-            ("null, after the checkpoint", False, 0),
-            ("null, driver unknown", True, 0),
-        ]
-        for jobs in chosen.early_jobs:
-            ways += [(f"null{f', {jobs} threads' if jobs else ''}", True, jobs)] * chosen.cycles
-        made: dict[str, list[Saved]] = {}
-        for name, early, jobs in ways:
-            LaunchedImageSource.early, LaunchedImageSource.early_jobs = early, jobs
-            made.setdefault(name, []).append(await saved(driver, pid, ask, "null:"))
-        LaunchedImageSource.early, LaunchedImageSource.early_jobs = True, 0
-        for name, all_of in made.items():
-            each = sorted(all_of, key=lambda one: one.stored)[len(all_of) // 2]
-            times = (each.checkpoint, each.stored, each.whole)
-            table.add(gib, name, down, *times, None, each.stored / down, each.note)
-            print(*table.rows[-1], flush=True)
-        if gib > chosen.disk_most:
-            return
+    notes: list[str] = []
+
+    async def to_null(driver: TimedDriver, pid: int, ask: Ask, way: Way, budget: Budget) -> Saved:
+        LaunchedImageSource.early, LaunchedImageSource.early_jobs = way.early, way.jobs
+        try:
+            made = await budget.cycles(way.cycles, lambda: saved(driver, pid, ask, "null:"))
+        finally:
+            LaunchedImageSource.early, LaunchedImageSource.early_jobs = True, 0
+        return sorted(made, key=lambda each: each.stored)[len(made) // 2]
+
+    async def to_disk(gib: float, driver: TimedDriver, pid: int, ask: Ask) -> tuple[Saved, float]:
+        """The save, and the seconds that the disk needs for as many bytes."""
         folder = Path(tempfile.mkdtemp(prefix="ckptpipe-launch-", dir=chosen.disk))
         try:
             each = await saved(driver, pid, ask, str(folder))
             shutil.rmtree(folder)
             folder.mkdir()
-            disk = (
-                each.nbytes
-                / 1e9
-                / max(disk_rate(folder, max(1, int(gib)), 4), disk_rate(folder, max(1, int(gib)), 16))
-            )
-            times = (each.checkpoint, each.stored, each.whole)
-            table.add(gib, "nvme", down, *times, disk, each.stored / max(down, disk), each.note)
-            print(*table.rows[-1], flush=True)
+            rate = max(disk_rate(folder, max(1, int(gib)), block) for block in (4, 16))
+            return each, each.nbytes / 1e9 / rate
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    async def rows(gib: float, driver: TimedDriver, pid: int, ask: Ask, budget: Budget) -> None:
+        ways = [Way("alone"), Way("null, after the checkpoint", early=False), Way("null, driver unknown")]
+        ways += [
+            Way(f"null{f', {jobs} threads' if jobs else ''}", jobs=jobs, cycles=chosen.cycles)
+            for jobs in chosen.early_jobs
+        ]
+        if gib <= chosen.disk_most:
+            ways.append(Way(NVME))
+        down = 0.0
+        for way in budget.variants(ways, kind=lambda each: each.name == NVME, name=lambda each: each.name):
+            if way.name == "alone":
+                down, _ = await launched.alone(driver, pid, ask, chosen.cycles, budget)
+                continue
+            if way.name == NVME:
+                each, disk = await to_disk(gib, driver, pid, ask)
+            else:
+                each, disk = await to_null(driver, pid, ask, way, budget), 0.0
+            times = (each.checkpoint, each.stored, each.whole)
+            table.add(gib, way.name, down, *times, disk or None, each.stored / max(down, disk), each.note)
+            print(*table.rows[-1], flush=True)
+        notes.extend(f"{gib:g} GiB: {note}" for note in budget.notes)
+
     async def measure() -> None:
+        whole = Budget(chosen.seconds)
         async with opened() as driver:
-            for gib in chosen.sizes:
+            for at, gib in enumerate(chosen.sizes):
+                budget = Budget(whole.left * gib / sum(chosen.sizes[at:]))
                 with fresh_runtime(), launched.process(gib, launched.launched(pool_of(gib))) as (pid, ask):
                     launched.warm(pid)
-                    await rows(gib, driver, pid, ask)
+                    await rows(gib, driver, pid, ask, budget)
 
     loop.run(measure)
     return Answer(
@@ -131,5 +155,6 @@ def save(chosen: argparse.Namespace, opened: Opened, pool_of: PoolOf) -> Answer:
             "until stored: from the beginning of the driver's checkpoint; whole call: without the driver's restore",
             "disk alone: dd, direct, of as many bytes, the better of 4 and 16 MiB",
             "to reach: 1.1",
+            *notes,
         ],
     )

@@ -16,25 +16,25 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from bench.budget import Budget
+from bench.huge_pages import HUGE, reserved
 from bench.report import Answer, Table
 from ckptpipe.pipeline import loop
 from ckptpipe.pyx.pool_mapping import PoolMapping
 from ckptpipe.pyx.staging import lease_range
 from ckptpipe.pyx.workers import WorkerPool
 
-GIB, HUGE, SLICE, CHUNK = 1 << 30, 2 << 20, 32 << 20, 8 << 20
+GIB, SLICE, CHUNK = 1 << 30, 32 << 20, 8 << 20
 WINDOW_CHUNKS = 24
 POPULATE_READ, POPULATE_WRITE, COLLAPSE = 22, 23, 25  # madvise(2)
 KEEP_SIZE, PUNCH_HOLE = 1, 2  # fallocate(2)
 MFD_HUGETLB, MFD_HUGE_2MB = 4, 21 << 26
-HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -123,21 +123,6 @@ def make(pool: Pool, way: Callable[[Pool, int, int], None], threads: ThreadPoolE
     return time.perf_counter() - start
 
 
-@contextmanager
-def hugetlb_pages(nbytes: int) -> Iterator[bool]:
-    """Reserves what is missing; whether there are enough."""
-    before = HUGE_PAGES.read_text()
-    wanted = nbytes // HUGE
-    try:
-        HUGE_PAGES.write_text(str(int(before) + wanted))
-        yield int(HUGE_PAGES.read_text()) >= int(before) + wanted
-    except PermissionError:
-        yield False
-    finally:
-        if HUGE_PAGES.read_text() != before:
-            HUGE_PAGES.write_text(before)
-
-
 async def read(workers: WorkerPool, file: OpenFile, pool: Pool, *, huge: bool, window: int = 0) -> float:
     """Seconds to read all of ``file``, chunk by chunk, into ``pool``; over and over into ``window`` bytes of it."""
     start = time.perf_counter()
@@ -160,6 +145,7 @@ def refill(chosen: argparse.Namespace) -> Answer:
     nbytes = int(chosen.sizes[0] * GIB) // CHUNK * CHUNK or CHUNK
     table = Table(("GiB", "what", "memory", "page KiB", "s", "GB/s"), ("g", "", "", "", ".3f", ".1f"))
     count = min(len(os.sched_getaffinity(0)), 16)
+    budget = Budget(chosen.seconds)
 
     def note(what: str, memory: str, page: int | None, seconds: float) -> None:
         table.add(chosen.sizes[0], what, memory, page, seconds, nbytes / 1e9 / seconds)
@@ -169,15 +155,16 @@ def refill(chosen: argparse.Namespace) -> Answer:
         pool = Pool(nbytes)
         try:
             make(pool, small, threads)  # so that what follows finds memory that was used
-            for rest, memory in ((0.0, "freed now"), (chosen.rest, f"freed {chosen.rest:g} s ago")):
-                for name, way in WAYS.items():
-                    pool.punch()
-                    time.sleep(rest)
-                    seconds = make(pool, way, threads)
-                    note(f"pages alone: {name}", memory, pool.page_kib(), seconds)
+            rests = {"freed now": 0.0, f"freed {chosen.rest:g} s ago": chosen.rest}
+            made = [(name, memory) for memory in rests for name in WAYS]
+            for name, memory in budget.variants(made, kind=lambda each: each[1], name=", ".join):
+                pool.punch()
+                time.sleep(rests[memory])
+                seconds = make(pool, WAYS[name], threads)
+                note(f"pages alone: {name}", memory, pool.page_kib(), seconds)
         finally:
             pool.close()
-        with hugetlb_pages(nbytes) as enough:
+        with reserved(nbytes) as enough:
             if enough:
                 pool = Pool(nbytes, hugetlb=True)
                 try:
@@ -208,7 +195,6 @@ def refill(chosen: argparse.Namespace) -> Answer:
     folder = Path(tempfile.mkdtemp(prefix="ckptpipe-refill-", dir=chosen.disk))
     try:
         with ThreadPoolExecutor(count) as threads:
-            pages(threads)
             path = folder / "cached"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -220,6 +206,8 @@ def refill(chosen: argparse.Namespace) -> Answer:
                 loop.run(lambda: bytes_of(OpenFile(str(path), descriptor)))
             finally:
                 os.close(descriptor)
+            path.unlink()
+            pages(threads)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Answer(
@@ -227,5 +215,5 @@ def refill(chosen: argparse.Namespace) -> Answer:
         "What filling an evicted pool consists of",
         table,
         {"GiB": chosen.sizes[0], "threads": count},
-        [f"{count} threads; files are page-cached, and every byte of them is checksummed"],
+        [f"{count} threads; files are page-cached, and every byte of them is checksummed", *budget.notes],
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.budget import Budget
 from ckptpipe.pipeline.cuda.driver import CudaDriver
 from ckptpipe.pipeline.launch import Handover, LaunchOptions, environment
 from ckptpipe.pipeline.launch.libraries import CAPTURE, library
@@ -143,9 +144,11 @@ def check(ask: Ask, before: str) -> None:
         raise RuntimeError("the process does not compute what it did before")
 
 
-async def alone(driver: TimedDriver, pid: int, ask: Ask, cycles: int) -> tuple[float, float]:
-    """Medians of so many cycles."""
-    times = [await cycle(driver, pid, ask) for _ in range(cycles)]
+async def alone(
+    driver: TimedDriver, pid: int, ask: Ask, cycles: int, budget: Budget | None = None
+) -> tuple[float, float]:
+    """Medians of so many cycles, or of fewer where ``budget`` has no time for them."""
+    times = await (budget or Budget()).cycles(cycles, lambda: cycle(driver, pid, ask))
     down, up = (statistics.median(pair[column] for pair in times) for column in range(2))
     return down, up
 
@@ -154,6 +157,14 @@ def free_copies(folder: Path) -> Path:
     """The capture library with copies that cost nothing: what the driver itself needs. Whatever goes through it is
     lost, so no installed library has this."""
     return _own_library(folder, "-DCKPT_BENCH_FREE=1")
+
+
+def anonymous(folder: Path) -> Path:
+    """The capture library with a pool that is no memfd, but anonymous memory on transparent huge pages, as the driver's
+    own image could be: to compare with, since nobody can share it."""
+    return _own_library(
+        folder, "-Wl,--wrap=ckpt_raw_mmap", str(Path(__file__).with_name("launch_anonymous.c"))
+    )
 
 
 def switchable(folder: Path) -> Path:
