@@ -56,7 +56,7 @@ def run_program(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, quiet: bool = True
 ) -> Cost:
     """Run a program whole; its output goes nowhere unless ``quiet`` is False, then into ``facts["stdout"]``."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = cpu_of_children()
     start = time.perf_counter()
     run = subprocess.run(
         command,
@@ -68,10 +68,9 @@ def run_program(
         check=False,
     )
     seconds = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if run.returncode:
         raise MeasuredWorkFailed(f"{command[0]} ended with {run.returncode}: {run.stderr[-2000:]}")
-    cpu = _cpu(after) - _cpu(before)
+    cpu = cpu_of_children() - before
     return Cost(seconds, cpu, 0, {} if quiet else {"stdout": run.stdout}, cpu)
 
 
@@ -91,7 +90,7 @@ def run_work(
     order = {"module": module, "function": prepare.__name__, "arguments": arguments}
     # Users have compiled modules, whatever this shell says.
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = cpu_of_children()
     run = subprocess.run(
         [sys.executable, "-m", "bench.measured"],
         input=json.dumps(order),
@@ -103,8 +102,13 @@ def run_work(
     )
     if run.returncode:
         raise MeasuredWorkFailed(f"{module}.{prepare.__name__}({arguments}) failed:\n{run.stderr[-4000:]}")
-    whole = _cpu(resource.getrusage(resource.RUSAGE_CHILDREN)) - _cpu(before)
+    whole = cpu_of_children() - before
     return replace(Cost(**json.loads(run.stdout.splitlines()[-1])), whole_cpu_seconds=whole)
+
+
+def cpu_of_children() -> float:
+    """CPU seconds of this process's children that have ended."""
+    return _cpu(resource.getrusage(resource.RUSAGE_CHILDREN))
 
 
 def _cpu(usage: resource.struct_rusage) -> float:

@@ -2,7 +2,7 @@
 
 ckptpipe, s5cmd, boto3 (s3transfer's threads) and boto3's transfer manager over awscrt move the same file to
 SeaweedFS on loopback and back, to a file in memory, to one on the disk and to nowhere, taking turns; medians are
-compared. The source lies in memory (/dev/shm) where there is room. CPU seconds are the client's own, without the
+compared. So does a bare loop in C, `bench.s3_floor`: less CPU time than it takes is not to be had on this machine. The source lies in memory (/dev/shm) where there is room. CPU seconds are the client's own, without the
 server's: of the operation, for Python's clients without the interpreter's start and imports, and of the whole
 process, with them.
 
@@ -16,10 +16,12 @@ import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from bench import s3_clients
+from bench import s3_clients, s3_floor
 from bench.image_like import ImageLike
 from bench.measured import Cost, run_work
 from bench.report import Answer, Table
@@ -27,7 +29,8 @@ from bench.scratch import GIB, memory_folder, scratch
 from tests.services.seaweedfs import S3Server, start_seaweedfs
 
 MIB = 1 << 20
-CLIENTS = ("ckptpipe", "s5cmd", "boto3", "awscrt")
+BARE = "bare loop"
+CLIENTS = ("ckptpipe", "s5cmd", BARE, "boto3", "awscrt")
 OPERATIONS = ("PUT", "GET to file", "GET to disk", "GET to nowhere")
 
 
@@ -35,12 +38,17 @@ def available(wanted: Sequence[str] = CLIENTS) -> tuple[list[str], list[str]]:
     """Clients of ``wanted`` that are installed, and a note for each that is not."""
     missing = {
         "s5cmd": shutil.which("s5cmd") is None,
+        BARE: s3_floor.compiler() is None,
         "boto3": find_spec("boto3") is None,
         "awscrt": find_spec("awscrt") is None or find_spec("boto3") is None,
     }
     here = [client for client in wanted if not missing.get(client)]
     return here, [
-        f"{client} is not installed: pip install '.[bench]'" for client in wanted if client not in here
+        "there is no C compiler for the bare loop"
+        if client == BARE
+        else f"{client} is not installed: pip install '.[bench]'"
+        for client in wanted
+        if client not in here
     ]
 
 
@@ -64,30 +72,42 @@ def measure(
         with source.open("wb") as file:
             file.writelines(ImageLike().weights(max(1, nbytes // (8 * MIB))))
         size = source.stat().st_size
-        for turn in range(repeat):
-            bucket = f"turn-{turn}"
-            order = clients[turn % len(clients) :] + clients[: turn % len(clients)]
-            with _bucket(server, bucket):
+        program = s3_floor.build(folder) if BARE in clients else None
+        for number in range(repeat):
+            order = clients[number % len(clients) :] + clients[: number % len(clients)]
+            with _turn(server, f"turn-{number}", source, program) as turn:
                 for what in operations:
                     for who in order:
                         target = {"GET to file": files, "GET to disk": folder}.get(what)
-                        costs[what, who].append(_once(what, who, source, target, bucket, server))
+                        costs[what, who].append(turn.once(what, who, target))
     table = Table(
-        ("operation", "client", "GB/s", "worst", "best", "CPU s/GB", "with start", "of s5cmd's time"),
-        ("", "", ".2f", ".2f", ".2f", ".2f", ".2f", ".2f"),
+        (
+            "operation",
+            "client",
+            "GB/s",
+            "worst",
+            "best",
+            "CPU s/GB",
+            "with start",
+            "of the bare loop's CPU",
+            "of s5cmd's time",
+        ),
+        ("", "", ".2f", ".2f", ".2f", ".2f", ".2f", ".1f", ".2f"),
     )
     gb = size / 1e9
     for (what, who), runs in costs.items():
         seconds = statistics.median(cost.seconds for cost in runs)
-        theirs = costs.get((what, "s5cmd"))
+        cpu_seconds = statistics.median(cost.cpu_seconds for cost in runs)
+        theirs, bare = costs.get((what, "s5cmd")), costs.get((what, BARE))
         table.add(
             what,
             who,
             gb / seconds,
             gb / max(cost.seconds for cost in runs),
             gb / min(cost.seconds for cost in runs),
-            statistics.median(cost.cpu_seconds for cost in runs) / gb,
+            cpu_seconds / gb,
             statistics.median(cost.whole_cpu_seconds for cost in runs) / gb,
+            cpu_seconds / statistics.median(cost.cpu_seconds for cost in bare) if bare else None,
             seconds / statistics.median(cost.seconds for cost in theirs) if theirs else None,
         )
     notes.append(
@@ -108,35 +128,58 @@ def measure(
     )
 
 
-def _once(what: str, who: str, source: Path, into: Path | None, bucket: str, server: S3Server) -> Cost:
-    """One client, one operation; the file that a GET wrote is removed before the next."""
-    target = into / "got" if into is not None else None
-    place = str(source) if what == "PUT" else str(target or "")
-    work = getattr(s3_clients, f"{who}_{'put' if what == 'PUT' else 'get'}")
-    name = "source" if what == "PUT" else "target"
-    try:
-        if who == "s5cmd":
-            cost: Cost = work(place, bucket, server.environment())
-            return cost
-        return run_work(work, environment=server.environment(), **{name: place}, bucket=bucket)
-    finally:
-        if target is not None:
-            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+@dataclass(frozen=True)
+class _Turn:
+    """Every client once, in a bucket of its own: to remove it gives the server's disk space back at once."""
+
+    server: S3Server
+    bucket: str
+    source: Path
+    program: Path | None  # the bare loop
+    client: Any  # botocore's, for what is not measured
+
+    def once(self, what: str, who: str, into: Path | None) -> Cost:
+        """One client, one operation; the file that a GET wrote is removed before the next."""
+        target = into / "got" if into is not None else None
+        try:
+            if who == BARE:
+                return self._bare(what, target)
+            place = str(self.source) if what == "PUT" else str(target or "")
+            work = getattr(s3_clients, f"{who}_{'put' if what == 'PUT' else 'get'}")
+            name = "source" if what == "PUT" else "target"
+            if who == "s5cmd":
+                cost: Cost = work(place, self.bucket, self.server.environment())
+                return cost
+            return run_work(work, environment=self.server.environment(), **{name: place}, bucket=self.bucket)
+        finally:
+            if target is not None:
+                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+
+    def _bare(self, what: str, target: Path | None) -> Cost:
+        assert self.program is not None
+        floor = s3_floor.Floor(
+            self.program,
+            self.server.environment(),
+            part_bytes=s3_clients.PART_BYTES,
+            parallel=s3_clients.PARALLEL,
+        )
+        if what == "PUT":
+            return floor.put(self.source, self.bucket, self.client)
+        return floor.get(target, self.bucket, self.source.stat().st_size)
 
 
 @contextmanager
-def _bucket(server: S3Server, name: str) -> Iterator[None]:
-    """A bucket of its own for each turn: to remove it gives the server's disk space back at once."""
+def _turn(server: S3Server, bucket: str, source: Path, program: Path | None) -> Iterator[_Turn]:
     import botocore.session
 
     client = botocore.session.Session().create_client("s3", **server.client_options())
     try:
-        client.create_bucket(Bucket=name)
-        yield
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=name):
+        client.create_bucket(Bucket=bucket)
+        yield _Turn(server, bucket, source, program, client)
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
             for item in page.get("Contents", ()):
-                client.delete_object(Bucket=name, Key=item["Key"])
-        client.delete_bucket(Bucket=name)
+                client.delete_object(Bucket=bucket, Key=item["Key"])
+        client.delete_bucket(Bucket=bucket)
     finally:
         client.close()
 
@@ -147,7 +190,7 @@ def main() -> None:
     )
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--clients", default=",".join(CLIENTS), help="separated by commas")
     arguments = parser.parse_args()
     measure(arguments.mib * MIB, arguments.repeat, wanted=arguments.clients.split(",")).publish()
 
