@@ -50,6 +50,7 @@ def ways(workers: Sequence[int]) -> list[Way]:
     found = []
     most = max(workers)
     found.append(Way(f"{most} workers, parked between copies", {**BEFORE, "workers": most}))
+    found.append(Way("the driver's buffers looked at", {**BEFORE, "workers": most, "look-back": 1}))
     for count in workers:
         made = {
             "awake": AWAKE_ALONE,

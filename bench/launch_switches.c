@@ -40,6 +40,30 @@ static struct {
 } seen[2];
 static const void *ends[2];
 
+/* Where `look-back` is set: whether the buffers of the last copies into the image still hold what was copied from
+ * them, at the next copy, and in which order the driver goes through its buffers. */
+#define MOST_BACK 32
+#define PIECE (2 << 20)
+#define EACH 8 /* of so many copies one is followed by a look */
+static int look_back;
+static struct {
+    const void *to, *from;
+} back[MOST_BACK];
+static unsigned long looked[MOST_BACK], same[MOST_BACK];
+static unsigned char order[MOST_COPIES];
+
+static void look(void) {
+    unsigned count = seen[1].count;
+    if (!look_back || count < MOST_BACK || count % EACH) return;
+    for (unsigned j = 1; j < MOST_BACK; j++) {
+        unsigned i = (count + MOST_BACK + 1 - j) % MOST_BACK;
+        const char *next = j == 1 ? ends[0] : back[(i + 1) % MOST_BACK].to;
+        if (!back[i].to || next - (const char *)back[i].to != PIECE) continue; /* not a whole piece */
+        looked[j]++;
+        same[j] += memcmp(back[i].to, back[i].from, PIECE) == 0;
+    }
+}
+
 static const char *value_of(const char *text, const char *key) {
     for (const char *at = text; at; at = strchr(at, ';') ? strchr(at, ';') + 1 : NULL)
         if (strncmp(at, key, strlen(key)) == 0 && at[strlen(key)] == '=') return at + strlen(key) + 1;
@@ -67,6 +91,10 @@ void ckpt_probe_mapped(void) {
         .aside = atoi(value_of(text, "aside")),
     };
     is_free = atoi(value_of(text, "free"));
+    look_back = atoi(value_of(text, "look-back"));
+    memset(back, 0, sizeof back);
+    memset(looked, 0, sizeof looked);
+    memset(same, 0, sizeof same);
     ckpt_copies_drain();
     ckpt_ring_limit(0, 0);
     ckpt_copies_start(&options, MOST_BYTES); /* buffers for all: started with copy-in=stream, there are none yet */
@@ -99,12 +127,23 @@ void ckpt_probe_returned(void) {
                 (ckpt_now_ns() - seen[in].last) / 1e6, all / 1e6, rare / 1e6, between[count / 10] / 1e3,
                 between[count / 2] / 1e3, between[count / 10 * 9] / 1e3, between[count / 100 * 99] / 1e3, seen[in].buffers);
     }
+    if (look_back) {
+        fprintf(file, "buffers that still held their piece, by copies since:");
+        for (unsigned j = 1; j < MOST_BACK; j++) fprintf(file, " %u:%lu/%lu", j, same[j], looked[j]);
+        fprintf(file, "; order");
+        for (unsigned i = 0; i < seen[1].count; i++) {
+            if (i >= 90 && (i < 2000 || i >= 2060) && i + 60 < seen[1].count) continue;
+            fprintf(file, " %u", order[i]);
+        }
+        fprintf(file, "\n");
+    }
     fclose(file);
 }
 
 void ckpt_probe_copy(const void *destination, const void *source) {
     ends[0] = destination;
     ends[1] = source;
+    look();
     entered = ckpt_now_ns();
 }
 
@@ -120,6 +159,10 @@ void ckpt_probe_copied(int in) {
     unsigned i = 0;
     while (i < seen[in].buffers && seen[in].buffer[i] != ends[in]) i++;
     if (i == seen[in].buffers && i < MOST_BUFFERS) seen[in].buffer[seen[in].buffers++] = ends[in];
+    if (!in) return;
+    order[seen[1].count] = (unsigned char)i;
+    back[seen[1].count % MOST_BACK].to = ends[0];
+    back[seen[1].count % MOST_BACK].from = ends[1];
 }
 
 size_t ckpt_probe_bytes(size_t bytes) { return is_free ? 0 : bytes; }
