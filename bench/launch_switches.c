@@ -51,10 +51,20 @@ static struct {
 } back[MOST_BACK];
 static unsigned long looked[MOST_BACK], same[MOST_BACK];
 static unsigned char order[MOST_COPIES];
+static char early[PIECE]; /* what the other buffer held at the copy before */
+static const void *early_of;
+static unsigned long early_looked, early_same;
 
 static void look(void) {
     unsigned count = seen[1].count;
-    if (!look_back || count < MOST_BACK || count % EACH) return;
+    if (!look_back || count < MOST_BACK) return;
+    if (early_of && early_of == ends[1]) {
+        early_looked++;
+        early_same += memcmp(early, early_of, PIECE) == 0;
+    }
+    early_of = NULL;
+    if (count % EACH == EACH / 2) memcpy(early, early_of = back[count % MOST_BACK].from, PIECE);
+    if (count % EACH) return;
     for (unsigned j = 1; j < MOST_BACK; j++) {
         unsigned i = (count + MOST_BACK + 1 - j) % MOST_BACK;
         const char *next = j == 1 ? ends[0] : back[(i + 1) % MOST_BACK].to;
@@ -128,6 +138,7 @@ void ckpt_probe_returned(void) {
                 between[count / 2] / 1e3, between[count / 10 * 9] / 1e3, between[count / 100 * 99] / 1e3, seen[in].buffers);
     }
     if (look_back) {
+        fprintf(file, "%lu of %lu buffers held their piece at the copy before already\n", early_same, early_looked);
         fprintf(file, "buffers that still held their piece, by copies since:");
         for (unsigned j = 1; j < MOST_BACK; j++) fprintf(file, " %u:%lu/%lu", j, same[j], looked[j]);
         fprintf(file, "; order");
