@@ -52,6 +52,11 @@ class SinkSpec:
     deadline: float = 60.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what it gets can be relied on to be there after a save that succeeded."""
+        return self.policy == "required" and not self.url.startswith("null:")
+
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
@@ -13,6 +12,7 @@ import click
 
 from ckptpipe.pipeline.cli.text import clean
 from ckptpipe.pipeline.errors import ConfigError, ImageCorrupt
+from ckptpipe.pipeline.essential_error import EssentialError
 from ckptpipe.pipeline.loop import Interrupted
 from ckptpipe.pyx.errors import CkptpipeError
 
@@ -58,12 +58,8 @@ class Failure:
 
 def describe(error: BaseException) -> Failure:
     """Of any error that a command can raise. A group is reduced to its essential error."""
-    leaves = list(_leaves(error))
-    essential = next((leaf for leaf in leaves if isinstance(leaf, CkptpipeError)), leaves[0])
-    # The worst exit code is that of the essential error; the same text twice is one error.
-    others = dict.fromkeys(clean(_line(leaf)) for leaf in leaves if leaf is not essential)
-    others.pop(clean(_line(essential)), None)
-    return _describe_one(essential, tuple(others))
+    essential, also = EssentialError.of(error)
+    return _describe_one(essential, tuple(map(clean, also)))  # the exit code is that of the essential error
 
 
 def _describe_one(error: BaseException, also: tuple[str, ...]) -> Failure:
@@ -130,16 +126,3 @@ def interruption(error: BaseException) -> Failure:
     if isinstance(error, Interrupted):
         return Failure("Interrupted", str(error), error.exit_code)
     return Failure("Interrupted", "interrupted", 130)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if not isinstance(error, BaseExceptionGroup):
-        yield error
-        return
-    found = [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    real = [leaf for leaf in found if not isinstance(leaf, asyncio.CancelledError)]
-    yield from real or found
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ckptpipe.pipeline.controller import pidfds
 from ckptpipe.pipeline.controller.requests import Request
 from ckptpipe.pipeline.cuda.errors import TargetGone
+from ckptpipe.pipeline.cuda.pidfds import ended
 from ckptpipe.pipeline.progress import ProgressCallback
 
 NoteCallback = Callable[[str], object]
@@ -24,7 +24,7 @@ class HeldTarget:
 
     def require_alive(self) -> None:
         """While the pidfd says that the process lives, its pid belongs to no other."""
-        if pidfds.ended(self.pidfd):
+        if ended(self.pidfd):
             raise TargetGone(f"process {self.pid} has ended", pid=self.pid)
 
 

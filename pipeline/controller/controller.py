@@ -14,10 +14,11 @@ from ckptpipe.pipeline.controller import client
 from ckptpipe.pipeline.controller.actions import HeldTarget, NoteCallback, close_all
 from ckptpipe.pipeline.controller.errors import ControllerUnavailable
 from ckptpipe.pipeline.controller.jobs import JobSummary
-from ckptpipe.pipeline.controller.pidfds import open_pidfd
 from ckptpipe.pipeline.controller.requests import (
+    RecoverArguments,
     RecoverRequest,
     Request,
+    RestoreArguments,
     RestoreRequest,
     SaveArguments,
     SaveRequest,
@@ -26,6 +27,7 @@ from ckptpipe.pipeline.controller.requests import (
     VerbRequest,
 )
 from ckptpipe.pipeline.controller.target_report import TargetReport
+from ckptpipe.pipeline.cuda.pidfds import open_pidfd
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, SaveResult
 from ckptpipe.pipeline.settings import Settings
@@ -129,22 +131,13 @@ class Controller(ABC):
         url: str,
         pids: Pids,
         *,
-        device_map: Mapping[str, str] | None = None,
-        early_start: bool = False,
-        expect_digest: str = "",
-        options: Mapping[str, Any] | None = None,
         settings: Settings | None = None,
         progress: ProgressCallback | None = None,
+        **more: Unpack[RestoreArguments],
     ) -> ReadResult:
-        """Put the image at ``url`` back into processes that are checkpointed; they go on where they stopped."""
-        request = RestoreRequest(
-            url=url,
-            options=dict(options or {}),
-            device_map=dict(device_map or {}),
-            early_start=early_start,
-            expect_digest=expect_digest,
-            settings=settings or Settings(),
-        )
+        """Put the image at ``url`` back into processes that are checkpointed; they go on where they stopped.
+        ``more``: see `RestoreArguments`; as for `ckptpipe.restore`."""
+        request = RestoreRequest(url=url, settings=settings or Settings(), **_given(more))
         return await self._typed(ReadResult, request, pids, progress)
 
     async def recover(
@@ -152,29 +145,19 @@ class Controller(ABC):
         pid: int,
         *,
         to: Sinks | None = None,
-        name: str = "",
-        compress: str = "none",
-        overwrite: bool = False,
-        leave: Literal["", "running", "checkpointed"] = "",
-        options: Mapping[str, Any] | None = None,
         settings: Settings | None = None,
         progress: ProgressCallback | None = None,
+        **more: Unpack[RecoverArguments],
     ) -> RecoverResult:
         """Bring a process on from the state in which a save or a restore left it; see `cuda.recovery.recover`.
 
-        ``to``: save first what is still on its GPU. CaptureFailed says what is possible where this is not.
+        ``to``: save first what is still on its GPU; ``more``: see `RecoverArguments`. CaptureFailed says what is possible
+        where this is not.
         """
         from ckptpipe.pipeline.cuda.recovery import RecoverResult
 
-        request = RecoverRequest(
-            sinks=_sinks(to) if to is not None else (),
-            name=name,
-            compress=compress,
-            overwrite=overwrite,
-            leave=leave,
-            options=dict(options or {}),
-            settings=settings or Settings(),
-        )
+        sinks = _sinks(to) if to is not None else ()
+        request = RecoverRequest(sinks=sinks, settings=settings or Settings(), **_given(more))
         return await self._typed(RecoverResult, request, pid, progress)
 
     async def act(self, verb: Verb, pid: int, *, timeout: float = LOCK_TIMEOUT) -> TargetReport:
@@ -231,6 +214,11 @@ class Controller(ABC):
     ) -> T:
         with _held(pids) as targets:
             return self._result(kind, await self._perform(request, targets, progress))
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """None is as good as left out."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _sinks(to: Sinks) -> tuple[SinkSpec, ...]:

@@ -9,13 +9,14 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckptpipe.pipeline.controller import peer, pidfds, places
+from ckptpipe.pipeline.controller import peer, places
 from ckptpipe.pipeline.controller.actions import HeldTarget, close_all
 from ckptpipe.pipeline.controller.channel import Channel, Received
 from ckptpipe.pipeline.controller.errors import ControllerBusy, ProtocolError
 from ckptpipe.pipeline.controller.failures import to_frame
 from ckptpipe.pipeline.controller.greeting import check_hello, greeting
 from ckptpipe.pipeline.controller.jobs import Job
+from ckptpipe.pipeline.controller.named_process import pid_of
 from ckptpipe.pipeline.controller.records import to_json
 from ckptpipe.pipeline.controller.requests import (
     CancelRequest,
@@ -131,7 +132,7 @@ class Conversation:
         try:
             if len(descriptors) != len(said):
                 raise ProtocolError(f"{len(said)} processes with {len(descriptors)} descriptors")
-            found = [pidfds.pid_of(fd, pid) for fd, pid in zip(descriptors, said, strict=True)]
+            found = [pid_of(fd, pid) for fd, pid in zip(descriptors, said, strict=True)]
             if len(set(found)) != len(found):
                 raise ProtocolError("one process twice in a request")
         except BaseException:

@@ -28,7 +28,7 @@ from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import Target
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.progress import ProgressCallback
-from ckptpipe.pipeline.result import ReadResult, SaveResult
+from ckptpipe.pipeline.result import SaveResult
 
 _FROM = {
     "lock": ProcessState.RUNNING,
@@ -86,9 +86,23 @@ class DriverActions:
         if isinstance(request, SaveRequest):
             return await self._save(driver, request, targets, progress, note)
         if isinstance(request, RestoreRequest):
-            return await self._restore(driver, request, pids, progress)
+            return await restore_processes(
+                request.url,
+                pids,
+                driver=driver,
+                settings=request.settings,
+                progress=progress,
+                **request.arguments,
+            )
         if isinstance(request, RecoverRequest):
-            return await self._recover(driver, request, pids[0], progress)
+            return await recovery.recover(
+                pids[0],
+                to=request.sinks or None,
+                driver=driver,
+                settings=request.settings,
+                progress=progress,
+                **request.arguments,
+            )
         raise UsageError(f"a {request.title} is nothing that is done to a process")
 
     async def _save(
@@ -109,48 +123,11 @@ class DriverActions:
         return await save_processes(
             [target.pid for target in targets],
             to=request.sinks,
-            name=request.name,
-            compress=request.compress,
-            overwrite=request.overwrite,
-            leave=request.leave,
-            evict=request.evict,
-            capture=request.capture,
-            lock_timeout=request.lock_timeout,
             on_plan=planned,
             driver=driver,
             settings=request.settings,
             progress=progress,
-        )
-
-    async def _restore(
-        self, driver: CudaDriver, request: RestoreRequest, pids: list[int], progress: ProgressCallback
-    ) -> ReadResult:
-        return await restore_processes(
-            request.url,
-            pids,
-            device_map=request.device_map,
-            early_start=request.early_start,
-            expect_digest=request.expect_digest,
-            options=request.options,
-            driver=driver,
-            settings=request.settings,
-            progress=progress,
-        )
-
-    async def _recover(
-        self, driver: CudaDriver, request: RecoverRequest, pid: int, progress: ProgressCallback
-    ) -> recovery.RecoverResult:
-        return await recovery.recover(
-            pid,
-            to=request.sinks or None,
-            name=request.name,
-            compress=request.compress,
-            overwrite=request.overwrite,
-            leave=request.leave,
-            options=request.options,
-            driver=driver,
-            settings=request.settings,
-            progress=progress,
+            **request.arguments,
         )
 
     async def _verb(self, driver: CudaDriver, request: VerbRequest, target: HeldTarget) -> TargetReport:
@@ -182,11 +159,10 @@ class DriverActions:
             await session.unlock()
         else:
             if record is not None and record.capture == CUSTOM:
-                where = record.images[0] if record.images else "URL"
                 raise TargetError(
                     f"the GPU memory of {session} is in an image, not in its own memory",
                     pid=session.pid,
-                    cure=f"ckptpipe restore {where} --pid {session.pid}",
+                    cure=record.restore_command,
                 )
             await session.restore()
 
@@ -226,15 +202,15 @@ def _advice(state: ProcessState, pid: int, record: CheckpointRecord | None, live
     if busy:
         return "wait for who works on it"
     image = record.images[0] if record is not None and record.images else ""
-    stored = record is not None and (record.capture == CUSTOM or record.evicted)
     if state in _OPEN_STATES and not lives:
         return (
             "the process that began this has ended, and with it the driver's handle: no other process can complete "
             f"it; end the target (kill {pid}) and start it again"
             + (f", its image is {image}" if image else "")
         )
-    if state is ProcessState.CHECKPOINTED and stored:
-        return f"ckptpipe restore {image or 'URL'} --pid {pid}"
-    if state is ProcessState.CHECKPOINTED and image:
-        return f"ckptpipe restore {image} --pid {pid}, or ckptpipe recover --pid {pid}"
+    if state is ProcessState.CHECKPOINTED and record is not None:
+        if record.capture == CUSTOM or record.evicted:
+            return record.restore_command
+        if image:
+            return f"{record.restore_command}, or ckptpipe recover --pid {pid}"
     return state.way_back(pid)

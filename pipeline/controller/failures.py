@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ckptpipe.pipeline.controller.errors import ControllerFault, JobCancelled, ProtocolError
 from ckptpipe.pipeline.controller.records import from_json
 from ckptpipe.pipeline.cuda.errors import CaptureFailed
 from ckptpipe.pipeline.cuda.states import ProcessState
+from ckptpipe.pipeline.essential_error import EssentialError
 from ckptpipe.pyx.errors import CkptpipeError, IoError, io_error
 
 _TEXT_MAX = 8 << 10  # characters of one message
@@ -20,10 +21,7 @@ _PACKAGE = "ckptpipe."
 
 def to_frame(error: BaseException) -> dict[str, Any]:
     """Of a group only the essential error, with the others as notes. Never a traceback, never arguments."""
-    leaves = list(_leaves(error))
-    essential = next((leaf for leaf in leaves if isinstance(leaf, CkptpipeError)), leaves[0])
-    also = dict.fromkeys(_line(leaf) for leaf in leaves if leaf is not essential)
-    also.pop(_line(essential), None)
+    essential, also = EssentialError.of(error)
     frame = _described(essential)
     notes = [*getattr(essential, "__notes__", ()), *also]
     frame["notes"] = [text[:_TEXT_MAX] for text in notes[:_NOTES_MAX]]
@@ -32,10 +30,8 @@ def to_frame(error: BaseException) -> dict[str, Any]:
 
 def is_expected(error: BaseException) -> bool:
     """An error that ckptpipe raised on purpose, or a cancellation: no defect."""
-    leaves = list(_leaves(error))
-    return any(isinstance(leaf, CkptpipeError) for leaf in leaves) or isinstance(
-        leaves[0], asyncio.CancelledError | MemoryError
-    )
+    essential = EssentialError.of(error).error
+    return isinstance(essential, CkptpipeError | asyncio.CancelledError | MemoryError)
 
 
 def _described(error: BaseException) -> dict[str, Any]:
@@ -133,16 +129,3 @@ def _text(frame: Mapping[str, Any], key: str) -> str:
     if type(found) is not str:
         raise ProtocolError(f"an error without {key}")
     return found
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if not isinstance(error, BaseExceptionGroup):
-        yield error
-        return
-    found = [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    real = [leaf for leaf in found if not isinstance(leaf, asyncio.CancelledError)]
-    yield from real or found
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

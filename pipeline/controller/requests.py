@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict, cast
 
 from ckptpipe.pipeline.controller.errors import ProtocolError
 from ckptpipe.pipeline.controller.records import from_json, to_json
@@ -54,7 +54,7 @@ class VerbRequest(Request):
 
 
 class SaveArguments(TypedDict, total=False):
-    """What `SaveRequest` has beside sinks and settings, as `Controller.save` and `begin_save` take it."""
+    """What `SaveRequest` has beside sinks and settings, as `Controller.save`, `begin_save` and `save_processes` take it."""
 
     name: str
     compress: str
@@ -63,6 +63,25 @@ class SaveArguments(TypedDict, total=False):
     evict: bool
     capture: Capture
     lock_timeout: float
+
+
+class RestoreArguments(TypedDict, total=False):
+    """What `RestoreRequest` has beside the URL and settings, as `Controller.restore` and `restore_processes` take it."""
+
+    options: Mapping[str, Any] | None
+    device_map: Mapping[str, str] | None
+    early_start: bool
+    expect_digest: str
+
+
+class RecoverArguments(TypedDict, total=False):
+    """What `RecoverRequest` has beside sinks and settings, as `Controller.recover` and `recovery.recover` take it."""
+
+    name: str
+    compress: str
+    overwrite: bool
+    leave: Literal["", "running", "checkpointed"]
+    options: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +100,10 @@ class SaveRequest(Request):
     lock_timeout: float = LOCK_TIMEOUT
     settings: Settings = field(default_factory=Settings)
 
+    @property
+    def arguments(self) -> SaveArguments:
+        return cast("SaveArguments", _named(self, SaveArguments))
+
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest(Request):
@@ -94,6 +117,10 @@ class RestoreRequest(Request):
     early_start: bool = False
     expect_digest: str = ""
     settings: Settings = field(default_factory=Settings)
+
+    @property
+    def arguments(self) -> RestoreArguments:
+        return cast("RestoreArguments", _named(self, RestoreArguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +140,10 @@ class RecoverRequest(Request):
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
 
+    @property
+    def arguments(self) -> RecoverArguments:
+        return cast("RecoverArguments", _named(self, RecoverArguments))
+
 
 @dataclass(frozen=True, slots=True)
 class JobsRequest(Request):
@@ -124,6 +155,10 @@ class CancelRequest(Request):
     kind: ClassVar[str] = "cancel"
 
     job: int
+
+
+def _named(request: Request, arguments: type) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in arguments.__annotations__}
 
 
 KINDS: dict[str, type[Request]] = {

@@ -9,6 +9,7 @@ from ckptpipe.pipeline.cuda import open_operations
 from ckptpipe.pipeline.cuda.errors import CaptureFailed, TargetGone
 from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
+from ckptpipe.pipeline.cuda.target import gone_in_the_middle
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete
 from ckptpipe.pyx.cuda import CudaError
 from ckptpipe.pyx.errors import CkptpipeError
@@ -80,7 +81,7 @@ def _gone(dead: Sequence[ProcessSession], error: BaseException) -> BaseException
     ended = [each for each in dead if each.pool is not None and each.pool.state.ended]
     if not ended and isinstance(error, TargetGone):
         return error
-    gone = TargetGone(f"{' and '.join(map(str, dead))} ended in the middle", pid=dead[0].pid)
+    gone = gone_in_the_middle([each.target for each in dead])
     if ended:
         session = ended[0]
         assert session.pool is not None

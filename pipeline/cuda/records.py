@@ -48,6 +48,11 @@ class CheckpointRecord:
     evicted: bool = False
     gpus: dict[str, int] = field(default_factory=dict)  # UUID: bytes
 
+    @property
+    def restore_command(self) -> str:
+        """What brings the process back from its image."""
+        return f"ckptpipe restore {self.images[0] if self.images else 'URL'} --pid {self.pid}"
+
     def belongs_to(self, target: Target) -> bool:
         return (self.pid, self.start_time, self.boot_id) == (target.pid, target.start_time, target.boot_id)
 

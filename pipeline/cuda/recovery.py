@@ -19,18 +19,25 @@ from ckptpipe.pipeline.cuda.outcome import settle_failure
 from ckptpipe.pipeline.cuda.process_facts import SavedProcess, check_same, saved_processes
 from ckptpipe.pipeline.cuda.put_back import put_back
 from ckptpipe.pipeline.cuda.records import CheckpointRecord, busy_with, holder_lives, read_record
-from ckptpipe.pipeline.cuda.save import Options, complete_all, finish, image_in, restore_all
+from ckptpipe.pipeline.cuda.save import (
+    Options,
+    complete_all,
+    finish,
+    image_in,
+    require_kept,
+    restore_all,
+    with_first_readable,
+)
 from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import Target, while_alive
-from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete, UsageError
+from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import SaveResult
 from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.sources.device import DeviceSource
 from ckptpipe.pipeline.spec import GraphSpec, SourceSpec
-from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.shielded import shielded
 
 if TYPE_CHECKING:
@@ -204,11 +211,7 @@ class _Steps:
             await shielded(self._complete(leave))
             return None
         stages, sinks = build.sink_specs(to, compress)
-        if not any(sink.policy == "required" and not sink.url.startswith("null:") for sink in sinks):
-            raise UsageError(
-                "the process's memory would be lost: no required sink keeps it",
-                cure="name a sink that stores it",
-            )
+        require_kept(sinks)
         spec = GraphSpec(SourceSpec("process", {"pids": [session.pid]}), sinks, stages, name, overwrite)
         expect_codecs(spec, self._context)
         source = DeviceSource(CustomStorage(self._cuda, [session], self._links, 1.0))
@@ -272,19 +275,18 @@ class _Steps:
         session = self._session
         assert session.record is not None
         images = session.record.images
-        for left, url in zip(reversed(range(len(images))), images, strict=True):
-            try:
-                async with image_in(self._context, url, self._options) as reader:
-                    self._fits(reader)
-                    filled = eviction.refill([session], reader, self._context, self._progress)
-                    await while_alive([session.target], filled)
-                await shielded(restore_all([session]))
-                return url
-            except (StorageError, ImageCorrupt, ImageIncomplete) as error:
-                if not left:
-                    raise
-                session.notes.append(f"taken from the next image, since {url} is not whole: {error.message}")
-        raise self._stuck(ProcessState.CHECKPOINTED, "it was evicted, and no image is named")
+        if not images:
+            raise self._stuck(ProcessState.CHECKPOINTED, "it was evicted, and no image is named")
+
+        async def fill(reader: ImageReader) -> None:
+            self._fits(reader)
+            filled = eviction.refill([session], reader, self._context, self._progress)
+            await while_alive([session.target], filled)
+
+        from_images = [(url, self._options) for url in images]
+        url = await with_first_readable(self._context, from_images, fill, session.notes)
+        await shielded(restore_all([session]))
+        return url
 
     def _fits(self, reader: ImageReader) -> SavedProcess:
         """CheckpointMismatch unless the image is of the present checkpoint."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from ckptpipe.pipeline import build, operations
@@ -19,7 +19,7 @@ from ckptpipe.pipeline.cuda.put_back import put_back
 from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, LAUNCH, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import while_alive
-from ckptpipe.pipeline.errors import ImageCorrupt, SaveFailed, UsageError
+from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete, SaveFailed, UsageError
 from ckptpipe.pipeline.image.reader import ImageReader, open_image
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import RunFacts, SaveResult
@@ -125,8 +125,11 @@ def _check_sinks(plan: CapturePlan, sinks: Sequence[SinkSpec]) -> None:
         raise UsageError("a process is saved as an image", cure="let every sink be one of kind image")
     if plan.capture != CUSTOM and plan.leave == "running":
         return
-    kept = [sink for sink in sinks if sink.policy == "required" and not sink.url.startswith("null:")]
-    if not kept:
+    require_kept(sinks)
+
+
+def require_kept(sinks: Sequence[SinkSpec]) -> None:
+    if not any(sink.keeps for sink in sinks):
         raise UsageError(
             "the process's memory would be lost: no required sink keeps it",
             cure="name at least one required sink that stores what it gets",
@@ -165,9 +168,7 @@ async def finish(
 ) -> None:
     """Every byte is durable: bring the processes to their end state."""
     kept = [
-        (sink, made)
-        for sink, made in zip(spec.sinks, result.sinks, strict=True)
-        if made.ok and sink.policy == "required" and not sink.url.startswith("null:")
+        (sink, made) for sink, made in zip(spec.sinks, result.sinks, strict=True) if made.ok and sink.keeps
     ]
     images = tuple(made.image_url for _, made in kept)
     end = ProcessState.RUNNING if leave == "running" else ProcessState.CHECKPOINTED
@@ -208,18 +209,28 @@ async def _put_back_from_any(
     sessions: Sequence[ProcessSession],
     images: Sequence[tuple[str, Options]],
 ) -> None:
-    """From the first image; where that cannot be read, from the next: they are the same bytes."""
+    await with_first_readable(
+        context, images, lambda reader: put_back(sessions, reader, context, links), context.notes
+    )
+
+
+async def with_first_readable(
+    context: GraphContext,
+    images: Sequence[tuple[str, Options | None]],
+    use: Callable[[ImageReader], Awaitable[object]],
+    notes: list[str],
+) -> str:
+    """``use`` the first image; where that is not whole, the next: they are the same bytes. The URL of the one that was."""
     for left, (url, options) in zip(reversed(range(len(images))), images, strict=True):
         try:
             async with image_in(context, url, options) as reader:
-                await put_back(sessions, reader, context, links)
-            return
-        except (StorageError, ImageCorrupt) as error:
+                await use(reader)
+            return url
+        except (StorageError, ImageCorrupt, ImageIncomplete) as error:
             if not left:
                 raise
-            context.notes.append(
-                f"put back from the next image, since {url} could not be read: {error.message}"
-            )
+            notes.append(f"taken from the next image, since {url} is not whole: {error.message}")
+    raise AssertionError("the last image is used or raises")
 
 
 async def restore_all(

@@ -281,11 +281,10 @@ class ProcessSession:
         """CHECKPOINTED -> LOCKED, from the target's own memory. Never from a pool that was evicted,
         unless it waits there for what arrives (``early``)."""
         if self.record is not None and self.record.evicted and not early:
-            where = self.record.images[0] if self.record.images else "URL"
             raise TargetError(
                 f"the memory of {self} was evicted: it is in an image, not in its pool",
                 pid=self.pid,
-                cure=f"ckptpipe restore {where} --pid {self.pid}",
+                cure=self.record.restore_command,
             )
         try:
             await self.driver.restore(self.pid, pairs)

@@ -7,13 +7,13 @@ import ctypes
 import errno
 import os
 import re
-import select
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ckptpipe.pipeline.cuda.errors import TargetError, TargetGone
+from ckptpipe.pipeline.cuda.pidfds import ended, open_pidfd
 from ckptpipe.pipeline.tracing import ptrace_scope
 from ckptpipe.pyx.cuda import CudaError
 
@@ -69,24 +69,13 @@ class Target:
     @classmethod
     def open(cls, pid: int, root: Path = ROOT) -> Target:
         """TargetGone where there is no such process, TargetError where it may not be touched."""
-        if pid <= 0:
-            raise TargetError(f"{pid} is no process id", pid=pid, cure="give the pid of a running process")
         if pid == os.getpid():
             raise TargetError(
                 f"pid {pid} is this process, which cannot checkpoint itself",
                 pid=pid,
                 cure="call ckptpipe from another process",
             )
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError as error:
-            raise TargetGone(f"there is no process with pid {pid}", pid=pid) from error
-        except OSError as error:
-            raise TargetError(
-                f"pid {pid} cannot be opened: {error.strerror}",
-                pid=pid,
-                cure="give the pid of a process, not of a thread",
-            ) from error
+        pidfd = open_pidfd(pid)
         try:
             target = cls(pid, pidfd, root)
             target._check()
@@ -112,16 +101,12 @@ class Target:
 
     async def end(self) -> bool:
         """Whether it ends within `DEATH_GRACE`: the driver can answer an error before a killed process is dead."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(await asyncio.to_thread(poll.poll, DEATH_GRACE * 1000))
+        return await asyncio.to_thread(ended, self.pidfd, DEATH_GRACE)
 
     @property
     def alive(self) -> bool:
         """False from the moment in which the process ends, also when its pid is given to another."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return not poll.poll(0)
+        return not ended(self.pidfd)
 
     def require_alive(self) -> None:
         if not self.alive:
@@ -221,6 +206,10 @@ def _read(path: Path, pid: int) -> str:
         raise TargetGone(f"there is no process with pid {pid}", pid=pid) from error
 
 
+def gone_in_the_middle(dead: Sequence[Target]) -> TargetGone:
+    return TargetGone(f"{' and '.join(map(str, dead))} ended in the middle", pid=dead[0].pid)
+
+
 async def while_alive(targets: Sequence[Target], work: Coroutine[Any, Any, T]) -> T:
     """``work``, cancelled where one of the targets ends: TargetGone then, with what came of it as its cause."""
     loop = asyncio.get_running_loop()
@@ -228,14 +217,14 @@ async def while_alive(targets: Sequence[Target], work: Coroutine[Any, Any, T]) -
     gone: asyncio.Future[None] = loop.create_future()
     watched = [target for target in targets if target.pidfd >= 0]
 
-    def ended() -> None:
+    def end() -> None:
         for target in watched:
             loop.remove_reader(target.pidfd)
         if not gone.done():
             gone.set_result(None)
 
     for target in watched:
-        loop.add_reader(target.pidfd, ended)
+        loop.add_reader(target.pidfd, end)
     cancelled = stopped = False
     try:
         while not task.done():
@@ -249,15 +238,13 @@ async def while_alive(targets: Sequence[Target], work: Coroutine[Any, Any, T]) -
                 stopped = True
                 task.cancel()
     finally:
-        ended()
+        end()
     failure = asyncio.CancelledError() if task.cancelled() else task.exception()
     if isinstance(failure, CudaError):
         await asyncio.gather(*(target.end() for target in targets))
     dead = [target for target in targets if not target.alive]
     if failure is not None and dead and not cancelled and not isinstance(failure, TargetGone):
-        raise TargetGone(f"{' and '.join(map(str, dead))} ended in the middle", pid=dead[0].pid) from (
-            None if task.cancelled() else failure
-        )
+        raise gone_in_the_middle(dead) from (None if task.cancelled() else failure)
     if cancelled and failure is not None:
         raise asyncio.CancelledError from (None if task.cancelled() else failure)
     return task.result()

@@ -422,5 +422,5 @@ def test_put_back_from_the_second_image_where_the_first_cannot_be_read(
         return await work
 
     result = asyncio.run(main())
-    assert any("put back from the next image" in note for note in result.facts.notes)
+    assert any("taken from the next image" in note for note in result.facts.notes)
     runs(world, target, runtime)

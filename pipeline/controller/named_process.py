@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 
 from ckptpipe.pipeline.controller.errors import ProtocolError
 from ckptpipe.pipeline.cuda.errors import TargetError, TargetGone
-
-
-def open_pidfd(pid: int) -> int:
-    """A descriptor for the process that has ``pid`` now; the caller closes it. TargetGone where there is none."""
-    if pid <= 0:
-        raise TargetError(f"{pid} is no process id", pid=pid, cure="give the pid of a running process")
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise TargetGone(f"there is no process with pid {pid}", pid=pid) from None
-    except OSError as error:
-        raise TargetError(
-            f"pid {pid} cannot be opened: {error.strerror}",
-            pid=pid,
-            cure="give the pid of a process, not of a thread",
-        ) from error
+from ckptpipe.pipeline.cuda.pidfds import ended
 
 
 def pid_of(pidfd: int, said: int = 0) -> int:
@@ -51,10 +35,3 @@ def pid_of(pidfd: int, said: int = 0) -> int:
             cure="run the controller where the process is visible (the host, or --pid=host), or use --no-controller",
         )
     return pid
-
-
-def ended(pidfd: int) -> bool:
-    """True from the moment in which the process ends, also when its pid belongs to another by now."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
