@@ -1,8 +1,8 @@
 /* Switches of the capture library's copies that change while a process runs, so that one process can be measured in
  * many ways, and the time that the driver spends in its copies.
  *
- * CKPTPIPE_BENCH_SWITCHES names a file, "key=value;key=value" as in CKPTPIPE_LAUNCH, with the further keys `free` and
- * `workers`; it is read when an image is mapped. When the image is given back, its name with ".out" is written: for
+ * CKPTPIPE_BENCH_SWITCHES names a file, "key=value;key=value" as in CKPTPIPE_LAUNCH, with the further keys `free`,
+ * `workers`, `storers` and `look-back`; it is read when an image is mapped. When the image is given back, its name with ".out" is written: for
  * copies into the image and out of it, how many there were, nanoseconds in all, and in waiting for stores. */
 #define _GNU_SOURCE
 #include "config.h"
@@ -20,8 +20,6 @@
 #endif
 
 static int is_free = CKPT_BENCH_FREE; /* copies cost nothing, and the bytes are lost: what the driver needs at least */
-
-#define MOST_BYTES (16u << 20) /* of buffers, for fewer workers than are made */
 
 static struct {
     unsigned long long copies, ns, drain_ns;
@@ -51,6 +49,7 @@ static struct {
 } back[MOST_BACK];
 static unsigned long looked[MOST_BACK], same[MOST_BACK];
 static unsigned char order[MOST_COPIES];
+static struct ckpt_copies_counts counts_before;
 static char early[PIECE]; /* what the other buffer held at the copy before */
 static const void *early_of;
 static unsigned long early_looked, early_same;
@@ -63,7 +62,8 @@ static void look(void) {
         early_same += memcmp(early, early_of, PIECE) == 0;
     }
     early_of = NULL;
-    if (count % EACH == EACH / 2) memcpy(early, early_of = back[count % MOST_BACK].from, PIECE);
+    if (count % EACH == EACH / 2 && (const char *)ends[0] - (const char *)back[count % MOST_BACK].to == PIECE)
+        memcpy(early, early_of = back[count % MOST_BACK].from, PIECE);
     if (count % EACH) return;
     for (unsigned j = 1; j < MOST_BACK; j++) {
         unsigned i = (count + MOST_BACK + 1 - j) % MOST_BACK;
@@ -80,6 +80,8 @@ static const char *value_of(const char *text, const char *key) {
     return "";
 }
 
+static unsigned count_of(const char *text, const char *key) { return (unsigned)atoi(value_of(text, key)); }
+
 static int starts(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
 void ckpt_probe_mapped(void) {
@@ -93,11 +95,13 @@ void ckpt_probe_mapped(void) {
     if (!fgets(text, sizeof text, file)) text[0] = 0;
     fclose(file);
     struct ckpt_copies_options options = {
-        .write = starts(value_of(text, "copy-in"), "behind") ? CKPT_WRITE_BEHIND
-                 : starts(value_of(text, "copy-in"), "own")  ? CKPT_WRITE_OWN
-                                                             : CKPT_WRITE_STREAM,
+        .defer = count_of(text, "defer"),
+        .shares = count_of(text, "shares"),
+        .store_awake_us = count_of(text, "store-awake-us"),
+        .read_ahead = count_of(text, "read-ahead"),
+        .fetch_level = count_of(text, "fetch-level"),
+        .lane_steps = count_of(text, "lane-steps"),
         .read_streams = starts(value_of(text, "copy-out"), "stream"),
-        .read_ahead = atoi(value_of(text, "read-ahead")),
         .aside = atoi(value_of(text, "aside")),
     };
     is_free = atoi(value_of(text, "free"));
@@ -106,9 +110,9 @@ void ckpt_probe_mapped(void) {
     memset(looked, 0, sizeof looked);
     memset(same, 0, sizeof same);
     ckpt_copies_drain();
-    ckpt_ring_limit(0, 0);
-    ckpt_copies_start(&options, MOST_BYTES); /* buffers for all: started with copy-in=stream, there are none yet */
-    ckpt_ring_limit((unsigned)atoi(value_of(text, "workers")), (unsigned)atoi(value_of(text, "awake-us")));
+    ckpt_copies_count(&counts_before);
+    ckpt_ring_limit(count_of(text, "workers"), count_of(text, "awake-us"));
+    ckpt_copies_set(&options, count_of(text, "storers"));
 }
 
 static int by_size(const void *a, const void *b) {
@@ -137,6 +141,12 @@ void ckpt_probe_returned(void) {
                 (ckpt_now_ns() - seen[in].last) / 1e6, all / 1e6, rare / 1e6, between[count / 10] / 1e3,
                 between[count / 2] / 1e3, between[count / 10 * 9] / 1e3, between[count / 100 * 99] / 1e3, seen[in].buffers);
     }
+    struct ckpt_copies_counts counts;
+    ckpt_copies_count(&counts);
+    fprintf(file, "deferred: %llu pieces, of %u buffers, %u proven; learned anew %llu times%s%s\n",
+            (unsigned long long)(counts.deferred - counts_before.deferred), counts.most_buffers, counts.most_proven,
+            (unsigned long long)(counts.restarts - counts_before.restarts), counts.refused ? "; REFUSED" : "",
+            ckpt_deferred_torn() ? "; TORN" : "");
     if (look_back) {
         fprintf(file, "%lu of %lu buffers held their piece at the copy before already\n", early_same, early_looked);
         fprintf(file, "buffers that still held their piece, by copies since:");
