@@ -39,7 +39,7 @@ def stored_blocks(image: str) -> list[tuple[bytes, int]]:
     """Every deflate block of an image in one directory, with its decoded size."""
     import asyncio
 
-    from ckptpipe.pipeline.operations import reading
+    from ckptpipe.pipeline.opening import reading
 
     async def blocks() -> list[tuple[bytes, int]]:
         found = []
@@ -83,7 +83,7 @@ def restored(image: str) -> Work:
     import asyncio
 
     import ckptpipe
-    from ckptpipe.pipeline.operations import reading
+    from ckptpipe.pipeline.opening import reading
 
     async def sizes() -> dict[str, int]:
         async with reading(image, None, None) as (reader, _):

@@ -193,9 +193,9 @@ def on_cpu(gib: float) -> list[Row]:
 
 async def _library_rates(url: str, threads: int) -> tuple[float, float]:
     """Raw GB/s of chunks whose coded planes are decoded and nothing else: by one thread, and by ``threads``."""
-    from ckptpipe.pipeline import operations
+    from ckptpipe.pipeline.opening import reading
 
-    async with operations.reading(url, None, SETTINGS) as (reader, context):
+    async with reading(url, None, SETTINGS) as (reader, context):
         chunks = []
         with await context.ring.acquire() as slot:
             for row in _some(reader):

@@ -229,13 +229,13 @@ class Steps:
 async def steps_of_a_start(url: str, steps: Steps) -> None:
     """Opening and closing as a restore of the image at ``url`` from local files has them, and a ring's share."""
     from ckptpipe import Settings
-    from ckptpipe.pipeline import operations
     from ckptpipe.pipeline.cuda.driver import CudaDriver
     from ckptpipe.pipeline.cuda.loading import loadable
+    from ckptpipe.pipeline.opening import reading
     from ckptpipe.pyx.staging import StagingRing
 
     steps.took("loop, import")
-    async with operations.reading(url, None, Settings()) as (reader, _):
+    async with reading(url, None, Settings()) as (reader, _):
         steps.took(f"engine and workers, image of {reader.manifest.totals.chunks} chunks opened")
         await loadable(reader)
         steps.took("files looked at")

@@ -4,44 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptpipe.pipeline import build
 from ckptpipe.pipeline.codecs import parse_compress
-from ckptpipe.pipeline.context import GraphContext, Meter, graph_context
+from ckptpipe.pipeline.context import graph_context
 from ckptpipe.pipeline.decoding import decoding_for_host, decoding_for_verify
-from ckptpipe.pipeline.errors import ImageCorrupt, ImageNotFound, UsageError
-from ckptpipe.pipeline.graph import Graph, Node
+from ckptpipe.pipeline.errors import ImageCorrupt, UsageError
+from ckptpipe.pipeline.graph_run import read_graph, save_graph
 from ckptpipe.pipeline.image.damage import Damage
-from ckptpipe.pipeline.image.entries import chunk_count
-from ckptpipe.pipeline.image.reader import ImageReader, open_image
-from ckptpipe.pipeline.image.saveid import new_save_id
+from ckptpipe.pipeline.opening import Options, reading
 from ckptpipe.pipeline.progress import ProgressCallback
-from ckptpipe.pipeline.result import ReadResult, RunFacts, SaveResult, SinkResult
+from ckptpipe.pipeline.result import ReadResult, SaveResult
 from ckptpipe.pipeline.settings import DecompressBackend, Settings, TransformName
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sinks.buffers import BuffersSink, names_of
 from ckptpipe.pipeline.sinks.files import FilesSink
-from ckptpipe.pipeline.sinks.image import ImageSink
 from ckptpipe.pipeline.sinks.nothing import NothingSink
-from ckptpipe.pipeline.sources.abc import Source
-from ckptpipe.pipeline.sources.image import Counts, ImageSource
+from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pipeline.spec import LOCK_TIMEOUT, Capture, GraphSpec, Leave, SinkSpec, SourceSpec
-from ckptpipe.pipeline.stages.abc import Stage
-from ckptpipe.storage_backends.abc import Backend
-from ckptpipe.storage_backends.errors import StoreNotFound
-from ckptpipe.storage_backends.registry import open_backend
-from ckptpipe.storage_backends.shielded import shielded
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.controller.controller import Where
     from ckptpipe.pipeline.cuda.choice import PlanCallback
     from ckptpipe.pipeline.cuda.driver import CudaDriver
-
-Options = Mapping[str, object]
 
 
 async def save(
@@ -252,24 +241,6 @@ async def verify(
         return result
 
 
-def _decoded_by(backend: DecompressBackend | None, settings: Settings | None) -> Settings | None:
-    return settings if backend is None else replace(settings or Settings(), decompress_backend=backend)
-
-
-def _encoded_by(
-    compress: str, transform: TransformName | None, allow_gpu_only: bool, settings: Settings | None
-) -> Settings | None:
-    if transform not in (None, "auto", "none") and not parse_compress(compress).compresses:
-        raise UsageError(
-            f"transform {transform} is of no use without a codec", cure="name a codec too: compress='zstd'"
-        )
-    if transform is None and not allow_gpu_only:
-        return settings
-    settings = settings or Settings()
-    allowed = allow_gpu_only or settings.allow_gpu_only
-    return replace(settings, transform=transform or settings.transform, allow_gpu_only=allowed)
-
-
 async def copy(
     url: str,
     *,
@@ -297,35 +268,6 @@ async def copy(
     return result
 
 
-@asynccontextmanager
-async def opened(
-    url: str, options: Options | None, settings: Settings | None, *, image: bool = False
-) -> AsyncIterator[tuple[Backend, GraphContext]]:
-    """A backend for reading, on a context of its own. ``image``: ``url`` is one; ImageNotFound where not."""
-    async with graph_context(settings or Settings()) as context:
-        backend = await open_backend(url, context.backend_context, options)
-        try:
-            try:
-                await backend.check(writing=False)
-            except StoreNotFound as error:
-                if not image:
-                    raise
-                raise ImageNotFound(f"no image at {backend.url}: {error.message}", cure=error.cure) from error
-            yield backend, context
-        finally:
-            await shielded(backend.aclose())
-
-
-@asynccontextmanager
-async def reading(
-    url: str, options: Options | None, settings: Settings | None, expect_digest: str = ""
-) -> AsyncIterator[tuple[ImageReader, GraphContext]]:
-    async with opened(url, options, settings, image=True) as (backend, context):
-        reader = await open_image(backend, expect_digest=expect_digest)
-        context.take_chunk_bytes(reader.manifest.chunk_bytes)
-        yield reader, context
-
-
 async def _run_from_image(
     spec: GraphSpec, settings: Settings, progress: ProgressCallback | None
 ) -> SaveResult | ReadResult:
@@ -347,139 +289,19 @@ async def _run_from_image(
             return await save_graph(named, source, context, "copy", progress)
 
 
-async def save_graph(
-    spec: GraphSpec, source: Source, context: GraphContext, phase: str, progress: ProgressCallback | None
-) -> SaveResult:
-    meter = Meter()
-    save_id = new_save_id()
-    name = spec.image_name or save_id
-    try:
-        await _open(source, context)
-        taken = await source.take_stages(spec)
-        graph = build.link(spec, source, context, save_id=save_id, image_name=name, phase=phase, taken=taken)
-        return await _run_save(graph, source, context, name, meter, progress)
-    finally:
-        await shielded(source.aclose())
+def _decoded_by(backend: DecompressBackend | None, settings: Settings | None) -> Settings | None:
+    return settings if backend is None else replace(settings or Settings(), decompress_backend=backend)
 
 
-async def run_linked(
-    source: Source,
-    context: GraphContext,
-    stages: Sequence[Stage],
-    sink: ImageSink,
-    *,
-    phase: str,
-    name: str,
-    progress: ProgressCallback | None,
-) -> SaveResult:
-    """Source, stages and sink, one behind the other, as one save."""
-    meter = Meter()
-    try:
-        await _open(source, context)
-        graph = Graph(source, context, phase=phase)
-        reads = ""
-        for stage in stages:
-            graph.add_stage(stage, reads)
-            reads = stage.name
-        graph.add_sink(sink, reads)
-        return await _run_save(graph, source, context, name, meter, progress)
-    finally:
-        await shielded(source.aclose())
-
-
-async def _run_save(
-    graph: Graph,
-    source: Source,
-    context: GraphContext,
-    name: str,
-    meter: Meter,
-    progress: ProgressCallback | None,
-) -> SaveResult:
-    try:
-        await graph.run(progress)
-        sinks = [_sink_result(node) for node in graph.sinks]
-    finally:
-        await shielded(graph.aclose())
-    facts = _facts(context, meter, source)
-    facts.copy_seconds = graph.copy_seconds
-    return SaveResult(
-        name=name,
-        raw_bytes=sum(stream.nbytes for stream in source.streams),
-        streams=len(source.streams),
-        chunks=_chunks(source, context),
-        zero_chunks=max(
-            (node.work.zero_chunks for node in graph.sinks if isinstance(node.work, ImageSink)), default=0
-        ),
-        sinks=sinks,
-        facts=facts,
-    )
-
-
-async def _open(source: Source, context: GraphContext) -> None:
-    await source.open(context)
-    if source.total_bytes is not None:
-        context.expect(_chunks(source, context))
-    await context.prepare()
-
-
-def _chunks(source: Source, context: GraphContext) -> int:
-    return sum(chunk_count(stream.nbytes, context.chunk_bytes) for stream in source.streams)
-
-
-def _sink_result(node: Node) -> SinkResult:
-    assert isinstance(node.work, Sink)
-    result = node.work.result()
-    if node.error is not None:
-        result.ok, result.error = False, str(node.error)
-    return result
-
-
-async def read_graph(
-    source: ImageSource, sink: Sink, context: GraphContext, phase: str, progress: ProgressCallback | None
-) -> ReadResult:
-    meter = Meter()
-    await _open(source, context)
-    graph = Graph(source, context, phase=phase)
-    graph.add_sink(sink)
-    try:
-        await graph.run(progress)
-    finally:
-        await shielded(graph.aclose())
-        await shielded(source.aclose())
-    target = "" if isinstance(sink, NothingSink) else sink.url
-    facts = _facts(context, meter, source)
-    facts.copy_seconds = graph.copy_seconds
-    return read_result(source.reader, source.counts, facts, target=target, notes=sink.result().notes)
-
-
-def read_result(
-    reader: ImageReader, counts: Counts, facts: RunFacts, *, target: str = "", notes: Sequence[str] = ()
-) -> ReadResult:
-    """Of anything that read an image."""
-    report = reader.backend.report()
-    return ReadResult(
-        image_url=reader.url,
-        digest=reader.digest,
-        save_id=reader.manifest.save_id,
-        raw_bytes=counts.raw_bytes,
-        stored_bytes=counts.stored_bytes,
-        streams=counts.streams,
-        chunks=counts.chunks,
-        zero_chunks=counts.zero_chunks,
-        codec_backend=counts.codec_backend,
-        chunks_not_decoded=counts.not_decoded,
-        engine=report.engine,
-        direct=report.direct,
-        retries=report.retries,
-        facts=facts,
-        target=target,
-        notes=[*reader.manifest.notes, *report.notes, *notes],
-    )
-
-
-def _facts(context: GraphContext, meter: Meter, source: Source) -> RunFacts:
-    facts = RunFacts(capture=source.kind)
-    meter.read(facts)
-    context.describe(facts)
-    facts.notes.extend(source.notes())
-    return facts
+def _encoded_by(
+    compress: str, transform: TransformName | None, allow_gpu_only: bool, settings: Settings | None
+) -> Settings | None:
+    if transform not in (None, "auto", "none") and not parse_compress(compress).compresses:
+        raise UsageError(
+            f"transform {transform} is of no use without a codec", cure="name a codec too: compress='zstd'"
+        )
+    if transform is None and not allow_gpu_only:
+        return settings
+    settings = settings or Settings()
+    allowed = allow_gpu_only or settings.allow_gpu_only
+    return replace(settings, transform=transform or settings.transform, allow_gpu_only=allowed)

@@ -11,10 +11,11 @@ from ckptpipe.pipeline.codecs import Encoding, parse_compress, parse_transform
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.decoding import decoding_for_host
 from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.graph_run import run_linked
 from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.pipeline.leisure import at_leisure
-from ckptpipe.pipeline.operations import Options, reading, run_linked
+from ckptpipe.pipeline.opening import Options, reading
 from ckptpipe.pipeline.progress import Progress, ProgressCallback
 from ckptpipe.pipeline.result import RunFacts, SaveResult, SinkResult
 from ckptpipe.pipeline.settings import Settings, TransformName

@@ -10,7 +10,7 @@ from ckptpipe.pipeline.image.entries import StreamEntry
 from ckptpipe.pipeline.image.layout import MANIFEST_NAME
 from ckptpipe.pipeline.image.leftovers import collect, live_lease, remove_save, saves_at, stripe_alone
 from ckptpipe.pipeline.image.reader import check_stripes_named, open_image, read_manifest
-from ckptpipe.pipeline.operations import Options, opened
+from ckptpipe.pipeline.opening import Options, opened
 from ckptpipe.pipeline.result import GcResult, ImageSummary
 from ckptpipe.pipeline.settings import Settings
 from ckptpipe.storage_backends.abc import Backend

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from ckptpipe.pipeline import build, operations
+from ckptpipe.pipeline import build
 from ckptpipe.pipeline.context import GraphContext, graph_context
 from ckptpipe.pipeline.cuda.choice import shown
 from ckptpipe.pipeline.cuda.coding import expect_codecs
@@ -16,7 +16,9 @@ from ckptpipe.pipeline.cuda.gpu_decoding import plan_decoding
 from ckptpipe.pipeline.cuda.links import Links
 from ckptpipe.pipeline.cuda.loading import loadable
 from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.graph_run import read_graph, save_graph
 from ckptpipe.pipeline.image.names import device_stream
+from ckptpipe.pipeline.opening import reading
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, SaveResult
 from ckptpipe.pipeline.settings import Settings
@@ -99,7 +101,7 @@ async def save_device_buffers(
     ):
         expect_codecs(spec, context)
         source = DeviceSource(DeviceBuffers(cuda, arrays, links))
-        result = await operations.save_graph(spec, source, context, "save", progress)
+        result = await save_graph(spec, source, context, "save", progress)
     result.facts.notes.extend(links.problems)
     return result
 
@@ -120,7 +122,7 @@ async def restore_device_buffers(
         if array.readonly:
             raise UsageError(f"device buffer {name!r} is read-only", cure="pass a writable array")
     _require_apart(given)
-    async with operations.reading(url, options, settings, expect_digest) as (reader, context):
+    async with reading(url, options, settings, expect_digest) as (reader, context):
         known = {name: s.name for s in reader.manifest.streams for name in names_of(s.name)}
         arrays = {known.get(name, name): array for name, array in given.items()}
         if len(arrays) != len(given):
@@ -149,7 +151,7 @@ async def restore_device_buffers(
                 loads_coded=decoding.loads,
             )
             sink = DeviceSink(ranges, links, context)
-            result = await operations.read_graph(source, sink, context, "restore", progress)
+            result = await read_graph(source, sink, context, "restore", progress)
             result.facts.capture = memory.kind
             result.facts.notes.extend(memory.notes())
             return result

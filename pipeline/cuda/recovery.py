@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptpipe.pipeline import build, operations
+from ckptpipe.pipeline import build
 from ckptpipe.pipeline.context import GraphContext, graph_context
 from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import require_checkpoints
@@ -20,10 +20,8 @@ from ckptpipe.pipeline.cuda.process_facts import SavedProcess, check_same, saved
 from ckptpipe.pipeline.cuda.put_back import put_back
 from ckptpipe.pipeline.cuda.records import CheckpointRecord, busy_with, holder_lives, read_record
 from ckptpipe.pipeline.cuda.save import (
-    Options,
     complete_all,
     finish,
-    image_in,
     require_kept,
     restore_all,
     with_first_readable,
@@ -32,7 +30,9 @@ from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import Target, while_alive
 from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.graph_run import save_graph
 from ckptpipe.pipeline.image.reader import ImageReader
+from ckptpipe.pipeline.opening import Options, image_in
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import SaveResult
 from ckptpipe.pipeline.settings import Settings
@@ -217,7 +217,7 @@ class _Steps:
         source = DeviceSource(CustomStorage(self._cuda, [session], self._links, 1.0))
         started = time.perf_counter()
         result = await while_alive(
-            [session.target], operations.save_graph(spec, source, self._context, "save", self._progress)
+            [session.target], save_graph(spec, source, self._context, "save", self._progress)
         )
         await shielded(
             finish(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from ckptpipe.pipeline import operations
 from ckptpipe.pipeline.context import GraphContext, Meter
 from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import candidates, require_checkpoints, shown
@@ -21,12 +20,14 @@ from ckptpipe.pipeline.cuda.loading import loadable
 from ckptpipe.pipeline.cuda.outcome import settle_failure
 from ckptpipe.pipeline.cuda.process_facts import SavedProcess, check_same, saved_processes
 from ckptpipe.pipeline.cuda.put_back import put_back
-from ckptpipe.pipeline.cuda.save import Options, add_facts, checked_pids, restore_all
+from ckptpipe.pipeline.cuda.save import add_facts, checked_pids, restore_all
 from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import while_alive
 from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.graph_run import read_result
 from ckptpipe.pipeline.image.reader import ImageReader
+from ckptpipe.pipeline.opening import Options, reading
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, RunFacts
 from ckptpipe.pipeline.settings import Settings
@@ -59,9 +60,7 @@ async def restore_processes(
     mapped = parse_device_map(device_map)
     meter, started = Meter(), time.perf_counter()
     async with AsyncExitStack() as stack:
-        reader, context = await stack.enter_async_context(
-            operations.reading(url, options, settings, expect_digest)
-        )
+        reader, context = await stack.enter_async_context(reading(url, options, settings, expect_digest))
         saved = _matched(saved_processes(reader.manifest, reader.url), pids, reader.url)
         cuda = await stack.enter_async_context(borrowed(driver))
         require_checkpoints(cuda, pids[0])
@@ -90,7 +89,7 @@ async def restore_processes(
         for session in sessions:
             await session.aclose()
         target = ", ".join(map(str, sessions))
-        return operations.read_result(reader, counts, facts, target=target)
+        return read_result(reader, counts, facts, target=target)
 
 
 def _matched(saved: Sequence[SavedProcess], pids: Sequence[int], url: str) -> list[SavedProcess]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from ckptpipe.pipeline import build, operations
+from ckptpipe.pipeline import build
 from ckptpipe.pipeline.context import GraphContext, graph_context
 from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import CapturePlan, PlanCallback, choose, prepare_targets
@@ -19,8 +18,10 @@ from ckptpipe.pipeline.cuda.put_back import put_back
 from ckptpipe.pipeline.cuda.session import CUSTOM, DRIVER_IMAGE, LAUNCH, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
 from ckptpipe.pipeline.cuda.target import while_alive
-from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete, SaveFailed, UsageError
-from ckptpipe.pipeline.image.reader import ImageReader, open_image
+from ckptpipe.pipeline.errors import ImageCorrupt, ImageNotFound, SaveFailed, UsageError
+from ckptpipe.pipeline.graph_run import save_graph
+from ckptpipe.pipeline.image.reader import ImageReader
+from ckptpipe.pipeline.opening import Options, image_in
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import RunFacts, SaveResult
 from ckptpipe.pipeline.settings import Settings
@@ -30,12 +31,8 @@ from ckptpipe.pipeline.sources.driver_image import DriverImageSource
 from ckptpipe.pipeline.sources.launched_image import LaunchedImageSource
 from ckptpipe.pipeline.spec import LOCK_TIMEOUT, GraphSpec, SinkSpec, SourceSpec
 from ckptpipe.pyx.errors import CkptpipeError
-from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import NoSpace, StorageError
-from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.shielded import shielded
-
-Options = Mapping[str, object]
 
 
 async def save_processes(
@@ -86,7 +83,7 @@ async def save_processes(
             try:
                 result = await while_alive(
                     [session.target for session in sessions],
-                    operations.save_graph(spec, source, context, "save", progress),
+                    save_graph(spec, source, context, "save", progress),
                 )
             except NoSpace as error:
                 if counted := _counted(source, sessions):
@@ -226,7 +223,7 @@ async def with_first_readable(
             async with image_in(context, url, options) as reader:
                 await use(reader)
             return url
-        except (StorageError, ImageCorrupt, ImageIncomplete) as error:
+        except (StorageError, ImageCorrupt, ImageNotFound) as error:
             if not left:
                 raise
             notes.append(f"taken from the next image, since {url} is not whole: {error.message}")
@@ -260,18 +257,6 @@ async def complete_all(sessions: Sequence[ProcessSession], images: tuple[str, ..
     for session in reversed(sessions):
         await session.complete(ProcessState.CHECKPOINTED)
         await session.note("checkpointed")
-
-
-@asynccontextmanager
-async def image_in(
-    context: GraphContext, url: str, options: Options | None, expect_digest: str = ""
-) -> AsyncIterator[ImageReader]:
-    backend: Backend = await open_backend(url, context.backend_context, options)
-    try:
-        await backend.check(writing=False)
-        yield await open_image(backend, expect_digest=expect_digest)
-    finally:
-        await shielded(backend.aclose())
 
 
 def add_facts(facts: RunFacts, sessions: Sequence[ProcessSession], end: ProcessState, started: float) -> None:

@@ -44,7 +44,7 @@ def stored_ranges(image: Path) -> list[tuple[int, int, str]]:
 
     async def main() -> list[tuple[int, int, str]]:
         from ckptpipe.pipeline.image.reader import open_image
-        from ckptpipe.pipeline.operations import opened
+        from ckptpipe.pipeline.opening import opened
 
         async with opened(str(image), None, SMALL) as (backend, _):
             reader = await open_image(backend)

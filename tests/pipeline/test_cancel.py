@@ -152,20 +152,20 @@ def test_an_impatient_user_cancels_twice(workdir: Path, source: Path, break_sink
 
 
 def test_a_cancelled_verify(workdir: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptpipe.pipeline import operations
+    from ckptpipe.pipeline import opening
     from ckptpipe.storage_backends.abc import Backend
     from ckptpipe.storage_backends.wrappers.faulty import FaultyBackend
 
     faults = Faults()
     held = faults.hold("read_into", 3)
-    opened = operations.open_backend
+    opened = opening.open_backend
 
     async def broken(*arguments: object) -> Backend:
         return FaultyBackend(await opened(*arguments), faults)  # type: ignore[arg-type]
 
     async def main() -> None:
         saved = await ckptpipe.save(source, to=workdir / "one", compress="zstd:1", settings=SETTINGS)
-        monkeypatch.setattr(operations, "open_backend", broken)
+        monkeypatch.setattr(opening, "open_backend", broken)
         await cancelled_at(
             held, asyncio.ensure_future(ckptpipe.verify(saved.sinks[0].image_url, settings=SETTINGS))
         )

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import ckptpipe
-from ckptpipe.pipeline import operations
 from ckptpipe.pipeline.image import ChunkRecord, IndexBuilder, IndexEntry, Manifest
+from ckptpipe.pipeline.opening import reading
 from tests.faults.crafted import flip
 
 
 def rows(image: Path) -> list[ChunkRecord]:
     async def main() -> list[ChunkRecord]:
-        async with operations.reading(str(image), None, ckptpipe.Settings()) as (reader, _):
+        async with reading(str(image), None, ckptpipe.Settings()) as (reader, _):
             return list(reader.index.rows())
 
     return asyncio.run(main())

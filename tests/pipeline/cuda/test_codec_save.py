@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ckptpipe
-from ckptpipe.pipeline import operations
+from ckptpipe.pipeline import graph_run
 from ckptpipe.pipeline.context import graph_context
 from ckptpipe.pipeline.cuda import coding
 from ckptpipe.pipeline.cuda.buffers import DeviceBuffers
@@ -168,7 +168,7 @@ async def graph(buffers: Buffers, stages: list[StageSpec], sinks: list[SinkSpec]
     spec = GraphSpec(SourceSpec("device", {}), tuple(sinks), tuple(stages), "a")
     async with await CudaDriver.open() as driver, graph_context(SETTINGS) as context, Links(driver) as links:
         source = DeviceSource(DeviceBuffers(driver, arrays, links))
-        return await operations.save_graph(spec, source, context, "save", None)
+        return await graph_run.save_graph(spec, source, context, "save", None)
 
 
 def compress(name: str, codec: str, level: int | None = None, reads: str = "source") -> StageSpec:

@@ -105,13 +105,17 @@ def test_an_image_of_which_a_part_is_missing(
     runs(world, it.target, runtime)
 
 
+@pytest.mark.parametrize("how", ["damaged", "gone"])
 def test_recover_takes_the_first_image_that_is_whole(
-    world: SimWorld, launch: Launch, workdir: Path, runtime: Path
+    world: SimWorld, launch: Launch, workdir: Path, runtime: Path, how: str
 ) -> None:
     it = launch()
     one, two = workdir / "one", workdir / "two"
     save(it.pid, [str(one), str(two)], capture="launch", evict=True)
-    damage(one)
+    if how == "damaged":
+        damage(one)
+    else:
+        run(ckptpipe.delete(str(one / "a")))
     (action,) = recover(it.target).actions
     assert action.startswith("restored it from ") and str(two) in action
     runs(world, it.target, runtime)

@@ -119,7 +119,7 @@ async def order_for_a_pool(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("compress", ["none", "zstd:1", "deflate"])
 def test_through_a_whole_graph(tmp_path: Path, compress: str) -> None:
-    from ckptpipe.pipeline import build, operations
+    from ckptpipe.pipeline import build, graph_run
     from ckptpipe.pipeline.context import graph_context
     from ckptpipe.pipeline.spec import GraphSpec, SourceSpec
 
@@ -132,7 +132,7 @@ def test_through_a_whole_graph(tmp_path: Path, compress: str) -> None:
         spec = GraphSpec(SourceSpec("synthetic", {}), sinks, stages, "a", False)
         context: GraphContext
         async with graph_context(SMALL) as context:
-            return await operations.save_graph(spec, Changing(chunks), context, "save", None)
+            return await graph_run.save_graph(spec, Changing(chunks), context, "save", None)
 
     result = asyncio.run(save())
     assert (result.chunks, result.zero_chunks) == (24, sum(not any(chunk) for chunk in chunks))
