@@ -79,9 +79,13 @@ class Edge:
 class Outlet:
     """The fan-out of a node: hands each chunk to every edge that still has a receiver, with its own lease."""
 
-    __slots__ = ("_edges", "_whole", "first_at")
+    __slots__ = ("_edges", "_whole", "first_at", "takes_places")
 
-    def __init__(self, edges: Sequence[Edge], whole: Outlet | None = None) -> None:
+    def __init__(
+        self, edges: Sequence[Edge], whole: Outlet | None = None, *, takes_places: bool = False
+    ) -> None:
+        """``takes_places``: every reader takes chunks without a lease, whose bytes lie in a file."""
+        self.takes_places = takes_places
         self._edges = list(edges)
         self._whole = self if whole is None else whole
         self.first_at = 0.0  # `time.perf_counter` at the first chunk, 0 before

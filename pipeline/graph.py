@@ -102,7 +102,9 @@ class Graph:
             await self._each(sinks, "begin")
             try:
                 async with asyncio.TaskGroup() as group:
-                    self._outlet = Outlet(self._source_edges)
+                    readers = [node for node in self.nodes if node.edge in self._source_edges]
+                    takes_places = all(_takes_places(node) for node in readers if node.error is None)
+                    self._outlet = Outlet(self._source_edges, takes_places=takes_places)
                     self._start(group, progress)
             except BaseExceptionGroup as errors:
                 raise first_error(errors) from None
@@ -307,3 +309,7 @@ class Graph:
 def _sink(node: Node) -> Sink:
     assert isinstance(node.work, Sink)
     return node.work
+
+
+def _takes_places(node: Node) -> bool:
+    return isinstance(node.work, Sink) and node.work.takes_places

@@ -8,6 +8,7 @@ cdef extern from "workers.h" nogil:
     int CK_JOB_PASS
     int CK_JOB_READ
     int CK_JOB_FILE
+    int CK_JOB_SCAN_FILE
 
     ctypedef struct ck_job:
         ck_job* next
@@ -61,7 +62,9 @@ cdef class WorkerPool:
     cdef double spent
     cdef long owner_pid
 
+    cdef int check_open(self) except -1
     cdef object submit(self, int kind, Lease destination, Lease source, Py_ssize_t nbytes, bint huge=*)
-    cdef object post(self, Job job, Lease destination, uint64_t source, Py_ssize_t nbytes)
+    cdef object post_file(self, Job job, object file, unsigned char* to, uint64_t offset, Py_ssize_t nbytes)
+    cdef object post(self, Job job, unsigned char* to, uint64_t source, Py_ssize_t nbytes)
     cdef int reap(self) except -1
     cdef void stop(self) noexcept

@@ -45,6 +45,9 @@ class WorkerPool:
     def read_file(
         self, file: HeldFile, offset: int, lease: Lease, nbytes: int, *, huge: bool = False
     ) -> asyncio.Future[int]: ...  # read + CRC32C, one pass; OSError names file and offset
+    def scan_file(
+        self, file: HeldFile, offset: int, nbytes: int
+    ) -> asyncio.Future[Scan]: ...  # CRC32C + zero test of what the file has there; kept nowhere
     def read_process(
         self, pid: int, address: int, lease: Lease, nbytes: int
     ) -> asyncio.Future[Scan]: ...  # process_vm_readv + CRC32C + zero test; OSError names pid and address

@@ -59,7 +59,7 @@ cdef class Job:
         """The error of a read that failed, or None."""
         if self.raw.error == 0:
             return None
-        if self.raw.kind == CK_JOB_FILE:
+        if self.raw.kind in (CK_JOB_FILE, CK_JOB_SCAN_FILE):
             return io_error(self.raw.error, "read", f"{self.file.path} at byte {self.raw.fault}")
         return io_error(self.raw.error, "process_vm_readv", f"process {self.raw.pid} at {self.raw.fault:#x}",
                         cure=_READ_CURES.get(self.raw.error, ""))
@@ -172,8 +172,7 @@ cdef class WorkerPool:
         OSError (`io_error`) naming the process and the address that could not be read: ESRCH, EPERM, EFAULT.
         The lease's bytes are undefined then.
         """
-        if self.pool == NULL or self.closing:
-            raise RuntimeError("the worker pool is closed")
+        self.check_open()
         if pid <= 0:
             raise ValueError(f"{pid} is no process")
         if nbytes > 0 and address > <uint64_t>-1 - <uint64_t>nbytes:
@@ -184,7 +183,7 @@ cdef class WorkerPool:
         job.source = None
         job.raw.kind = CK_JOB_READ
         job.raw.pid = pid
-        return self.post(job, lease, address, nbytes)
+        return self.post(job, lease.ptr, address, nbytes)
 
     def read_file(self, file not None, uint64_t offset, Lease lease not None, Py_ssize_t nbytes, *,
                   bint huge=False):
@@ -195,24 +194,43 @@ cdef class WorkerPool:
         a hold of its own. ``huge``: as for `copy`. OSError (`io_error`) naming file and offset; ENODATA where
         the file ends before.
         """
-        if self.pool == NULL or self.closing:
-            raise RuntimeError("the worker pool is closed")
-        if offset > <uint64_t>(1 << 62):
-            raise ValueError(f"no file has a byte {offset}")
+        self.check_open()
         lease.hold_destination(nbytes)
         cdef Job job = Job.__new__(Job)
         job.destination = lease
         job.raw.kind = CK_JOB_FILE
         job.raw.huge = huge
+        return self.post_file(job, file, lease.ptr, offset, nbytes)
+
+    def scan_file(self, file not None, uint64_t offset, Py_ssize_t nbytes):
+        """CRC32C and zero test of ``nbytes`` at ``offset`` of ``file``, read through the page cache and kept
+        nowhere; a future of Scan. ``file`` and errors: as for `read_file`.
+        """
+        self.check_open()
+        if nbytes < 0:
+            raise ValueError(f"{nbytes} bytes of a file")
+        cdef Job job = Job.__new__(Job)
+        job.raw.kind = CK_JOB_SCAN_FILE
+        return self.post_file(job, file, NULL, offset, nbytes)
+
+    cdef int check_open(self) except -1:
+        if self.pool == NULL or self.closing:
+            raise RuntimeError("the worker pool is closed")
+        return 0
+
+    cdef object post_file(self, Job job, object file, unsigned char* to, uint64_t offset, Py_ssize_t nbytes):
+        """Queue a job that has its holds, but that on the file."""
         try:
+            if offset > <uint64_t>(1 << 62):
+                raise ValueError(f"no file has a byte {offset}")
             job.file = file.share()
             job.raw.fd = job.file.fileno()
         except BaseException:
             job.let_go()
             raise
-        return self.post(job, lease, offset, nbytes)
+        return self.post(job, to, offset, nbytes)
 
-    cdef object post(self, Job job, Lease destination, uint64_t source, Py_ssize_t nbytes):
+    cdef object post(self, Job job, unsigned char* to, uint64_t source, Py_ssize_t nbytes):
         """Queue a job that has its holds. Never on the loop's thread: what it reads may come from a disk."""
         try:
             job.future = self.loop.create_future()
@@ -222,12 +240,11 @@ cdef class WorkerPool:
         job.raw.token = <void*>job
         Py_INCREF(job)
         self.running += 1
-        ck_pool_submit(self.pool, &job.raw, destination.ptr, <const unsigned char*><size_t>source, nbytes)
+        ck_pool_submit(self.pool, &job.raw, to, <const unsigned char*><size_t>source, nbytes)
         return job.future
 
     cdef object submit(self, int kind, Lease destination, Lease source, Py_ssize_t nbytes, bint huge=False):
-        if self.pool == NULL or self.closing:
-            raise RuntimeError("the worker pool is closed")
+        self.check_open()
         cdef Job job = Job.__new__(Job)
         cdef unsigned char* to = NULL
         source.hold_source(nbytes)

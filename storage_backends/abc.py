@@ -61,6 +61,7 @@ class Capabilities:
     put_atomic: Literal["rename", "conditional-put", "put", "memory", "in-place"] = "rename"
     if_absent: Literal["atomic", "checked"] = "atomic"  # "checked": look first, then write; a race can lose
     durable: bool = True  # finish() and put_atomic() return only when a crash of the machine cannot undo them
+    takes_files: bool = False  # `ObjectWriter.append_file`: bytes in the page cache need no memory of ours
     in_memory: bool = False  # takes bytes as fast as the CPU copies them: encoding them first only costs
 
 
@@ -145,6 +146,14 @@ class ObjectWriter(ABC):
         releases them when the store has the bytes; the caller keeps and releases its own. Suspends while the
         backend holds ``inflight_bytes``. Raises the first error of any earlier append.
         """
+
+    async def append_file(self, file: LocalFile, start: int, nbytes: int, crc32c: int) -> int:
+        """As `append`, of ``nbytes`` at ``start`` of an open file, with a hold on it in place of a lease.
+
+        Only where `Capabilities.takes_files` is true. The store compares what it gets with ``crc32c``: a file that
+        changes meanwhile is an error.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     async def finish(self) -> ObjectInfo:

@@ -80,7 +80,13 @@ class Packer:
     async def add(self, chunk: Chunk) -> None:
         """Take the chunk over; it is released when its writer has a lease of its own."""
         try:
-            if chunk.lease is None:
+            if chunk.place is not None:
+                target = await self._target(chunk.stored_bytes, chunk.stored_crc32c)
+                offset = await target.writer.append_file(
+                    chunk.place.file, chunk.place.offset, chunk.stored_bytes, chunk.stored_crc32c
+                )
+                self._index.add(_record(chunk, target, offset), chunk.version)
+            elif chunk.lease is None:
                 zeros = zero_record(chunk.stream, chunk.number, chunk.raw_bytes, chunk.raw_crc32c)
                 self._index.add(zeros, chunk.version)
             elif self._is_small(chunk):
@@ -142,18 +148,23 @@ class Packer:
         self._gathered.clear()
 
     async def _append(self, extent: Extent) -> tuple[DataObject, int]:
+        target = await self._target(extent.nbytes, extent.crc32c)
+        return target, await target.writer.append([extent])
+
+    async def _target(self, nbytes: int, crc32c: int) -> DataObject:
+        """The object that these bytes come next in; it counts them already."""
         lane = self._turn
         self._turn = (lane + 1) % len(self._lanes)
         target = self._lanes[lane]
-        if target is not None and target.nbytes + extent.nbytes > self._backend.capabilities.max_object_bytes:
+        if target is not None and target.nbytes + nbytes > self._backend.capabilities.max_object_bytes:
             await _finish(target)
             target = None
         if target is None:
             target = await self._start(lane)
-        target.nbytes += extent.nbytes
-        target.crc32c = crc32c_combine(target.crc32c, extent.crc32c, extent.nbytes)
-        self.stored_bytes += extent.nbytes
-        return target, await target.writer.append([extent])
+        target.nbytes += nbytes
+        target.crc32c = crc32c_combine(target.crc32c, crc32c, nbytes)
+        self.stored_bytes += nbytes
+        return target
 
     async def _start(self, lane: int) -> DataObject:
         number = self._numbers[lane]

@@ -38,6 +38,11 @@ class Sink(ABC):
     deadline: float = 60.0
     done_bytes: int = 0  # raw bytes taken so far, for progress
 
+    @property
+    def takes_places(self) -> bool:
+        """Asked for after `begin`: whether it takes raw chunks whose bytes lie in a file, without a lease."""
+        return False
+
     @abstractmethod
     async def check(self, source: Source) -> None:
         """Open, and find out all that can be known before a byte moves: permission, space, conflicts."""

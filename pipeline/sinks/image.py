@@ -152,6 +152,10 @@ class ImageSink(Sink):
             expected_bytes=source.need_bytes,  # at most: what is reserved and not used is given back
         )
 
+    @property
+    def takes_places(self) -> bool:
+        return self._image.capabilities.takes_files
+
     async def run(self, edge: Edge) -> None:
         packer = self._packer
         assert packer is not None

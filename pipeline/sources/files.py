@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptpipe.pipeline.chunk import released_on_error
+from ckptpipe.pipeline.chunk import Chunk, FilePlace, released_on_error
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.direct_io import DIRECT_MIN, take_direct
 from ckptpipe.pipeline.edge import Outlet
@@ -26,6 +26,8 @@ from ckptpipe.storage_backends.filesystems import cached_share
 from ckptpipe.storage_backends.shielded import in_thread
 
 CACHED_MAX = 0.25  # a file of which a larger share is cached is read through the cache
+BY_PLACE_CACHED = 0.99  # share in the cache from which a file is not read where sinks can take it from there
+BY_PLACE_MIN = 1 << 20  # bytes of a chunk; smaller ones are gathered in memory
 
 
 @dataclass(slots=True)
@@ -37,15 +39,59 @@ class _Found:
     seen: os.stat_result
 
 
+class _Descriptor:
+    """Of one file, closed when nobody holds it any more."""
+
+    def __init__(self, fd: int, path: str, size: int) -> None:
+        self.fd = fd
+        self.path = path
+        self.size = size
+        self.holds = 0
+
+    def let_go(self) -> None:
+        self.holds -= 1
+        if self.holds == 0:
+            os.close(self.fd)
+
+
+class _Hold:
+    """One hold on a file that is being saved: see storage_backends.abc.LocalFile."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: _Descriptor) -> None:
+        self._file = file
+        file.holds += 1
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def fileno(self) -> int:
+        return self._file.fd
+
+    def share(self) -> _Hold:
+        return _Hold(self._file)
+
+    def release(self) -> None:
+        self._file.let_go()
+
+
 @dataclass(slots=True)
 class _Open:
-    """A file being read. ``left``: chunks not yet emitted; ``holes``: chunk numbers known to be zeros."""
+    """A file being read. ``left``: chunks not yet emitted; ``holes``: chunk numbers known to be zeros; ``by_place``:
+    chunks are not read, where readers take that."""
 
     found: _Found
-    fd: int
+    hold: _Hold
     direct: bool
     chunks: int
     left: int
+    by_place: bool = False
     holes: set[int] = field(default_factory=set)
     next: int = 0
 
@@ -189,17 +235,35 @@ class FilesSource(Source):
         if number in file.holes:
             await outlet.emit(zero_chunk(stream, number, nbytes))
             return
+        if file.by_place and nbytes == step and outlet.takes_places:
+            await self._emit_place(file, number, outlet)
+            return
         # A direct read must ask for whole pages; at the end of the file the kernel answers with what there is.
         want = -(-nbytes // 4096) * 4096 if file.direct else nbytes
         with released_on_error(await self._context.ring.acquire()) as slot:
-            got = await self._context.io.read(file.fd, slot, want, number * step, file.found.path)
+            got = await self._context.io.read(file.hold.fileno(), slot, want, number * step, file.found.path)
             if got < nbytes:
-                raise SourceChanged(
-                    f"{file.found.path} shrank while it was read: "
-                    f"{number * step + got} bytes where there were {size}",
-                    cure="save when nothing writes to it",
-                )
+                raise _shrank(file.found, number * step + got)
             chunk = await scanned_chunk(self._context, slot, stream, number, nbytes)
+        await outlet.emit(chunk)
+
+    async def _emit_place(self, file: _Open, number: int, outlet: Outlet) -> None:
+        """A chunk that stays in the page cache: its sink sends it from there. Only its checksum is taken."""
+        stream, step = file.found.stream, self._context.chunk_bytes
+        offset = number * step
+        try:
+            scan = await self._context.workers.scan_file(file.hold, offset, step)
+        except OSError as error:
+            if error.errno != errno.ENODATA:
+                raise
+            size = (await in_thread(os.fstat, file.hold.fileno())).st_size
+            raise _shrank(file.found, size) from error
+        if scan.zero:
+            await outlet.emit(zero_chunk(stream, number, step))
+            return
+        chunk = Chunk(stream, number, step, scan.crc32c, None)
+        chunk.place = FilePlace(file.hold.share(), offset)
+        chunk.stored_bytes, chunk.stored_crc32c = step, scan.crc32c
         await outlet.emit(chunk)
 
     async def _next(self) -> tuple[_Open, int] | None:
@@ -209,7 +273,7 @@ class FilesSource(Source):
                 found = next(self._work, None)
                 if found is None:
                     return None
-                file = await in_thread(self._open_file, found, undo=lambda opened: os.close(opened.fd))
+                file = await in_thread(self._open_file, found, undo=lambda opened: opened.hold.release())
                 if file.chunks == 0:
                     self._opened.append(file)
                     await self._close(file)
@@ -240,20 +304,25 @@ class FilesSource(Source):
                 )
             size, step = found.seen.st_size, self._context.chunk_bytes
             chunks = -(-size // step)
-            file = _Open(found, fd, False, chunks, chunks)
+            holes = set[int]()
             if self.streams[found.stream].sparse:
-                file.holes = _holes(seek_data_ranges(fd, size), size, step)
-            file.direct = self._turn_direct(fd, found)
-            self._direct_files += file.direct
-            return file
+                holes = _holes(seek_data_ranges(fd, size), size, step)
+            cached = cached_share(fd, size) if size >= DIRECT_MIN or step >= BY_PLACE_MIN else 0.0
+            direct = self._turn_direct(fd, found, cached)
+            self._direct_files += direct
+            by_place = (
+                not direct and step >= BY_PLACE_MIN and cached * size >= BY_PLACE_CACHED * _stored(found)
+            )
+            hold = _Hold(_Descriptor(fd, found.path, size))
+            return _Open(found, hold, direct, chunks, chunks, by_place, holes)
         except BaseException:
             os.close(fd)
             raise
 
-    def _turn_direct(self, fd: int, found: _Found) -> bool:
+    def _turn_direct(self, fd: int, found: _Found, cached: float) -> bool:
         """Direct I/O wins on files that are not cached and loses on those that are."""
         wanted, size = self._context.settings.source_direct, found.seen.st_size
-        pays = wanted == "on" or size < DIRECT_MIN or cached_share(fd, size) <= CACHED_MAX
+        pays = wanted == "on" or size < DIRECT_MIN or cached <= CACHED_MAX
         why_not = take_direct(fd, found.path, wanted, size, pays=pays)
         if why_not and wanted == "on":
             raise SourceError(
@@ -280,24 +349,21 @@ class FilesSource(Source):
 
     async def _close(self, file: _Open) -> None:
         self._opened.remove(file)
-        await in_thread(self._finish, file)
-
-    def _finish(self, file: _Open) -> None:
         try:
-            self._check_unchanged(file.fd, file.found)
+            await in_thread(self._check_unchanged, file.hold.fileno(), file.found)
         finally:
-            os.close(file.fd)
+            file.hold.release()
 
     async def aclose(self) -> None:
         for file in self._opened:
-            await self._context.io.drain(file.fd)
-            os.close(file.fd)
+            await self._context.io.drain(file.hold.fileno())
+            file.hold.release()
         self._opened.clear()
 
     @property
     def need_bytes(self) -> int:
         """Holes are not stored."""
-        return sum(min(found.seen.st_size, found.seen.st_blocks * 512) for found in self._found)
+        return sum(map(_stored, self._found))
 
     def facts(self) -> dict[str, Any]:
         return {"kind": self.kind, "paths": [escape(os.fsencode(path)) for path in self.paths]}
@@ -307,6 +373,18 @@ class FilesSource(Source):
         if self._direct_files:
             notes.append(f"{self._direct_files} of {len(self._found)} source files read with direct I/O")
         return notes
+
+
+def _stored(found: _Found) -> int:
+    """Bytes of the file that are no holes."""
+    return min(found.seen.st_size, found.seen.st_blocks * 512)
+
+
+def _shrank(found: _Found, size: int) -> SourceChanged:
+    return SourceChanged(
+        f"{found.path} shrank while it was read: {size} bytes where there were {found.seen.st_size}",
+        cure="save when nothing writes to it",
+    )
 
 
 def _spelled(name: str, path: str) -> str:

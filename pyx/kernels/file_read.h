@@ -8,6 +8,9 @@
 /* 0 or an errno, ENODATA where the file ends before; `fault` is the offset that could not be read then. */
 int ck_read_file(int fd, unsigned char *destination, uint64_t offset, size_t nbytes, uint32_t *crc, uint64_t *fault);
 
+/* Checksum and zero test of what a file has there, through a small buffer that stays in the cache: nothing is kept. */
+int ck_scan_file(int fd, uint64_t offset, size_t nbytes, uint32_t *crc, int *zero, uint64_t *fault);
+
 /* Back whole huge pages of a range with huge pages where they are holes: a tenth of what faults of small pages cost,
  * and it works where the kernel's setting for shared memory is "never" (madvise(2), MADV_COLLAPSE, Linux 6.1). What
  * cannot be had so is left to faults. */

@@ -58,6 +58,9 @@ static void run_piece(ck_piece *piece, int kind) {
     else if (kind == CK_JOB_FILE)
         piece->error = ck_read_file(piece->job->fd, piece->destination, (uintptr_t)piece->source, piece->nbytes,
                                     &piece->crc, &piece->fault);
+    else if (kind == CK_JOB_SCAN_FILE)
+        piece->error = ck_scan_file(piece->job->fd, (uintptr_t)piece->source, piece->nbytes, &piece->crc, &piece->zero,
+                                    &piece->fault);
     else
         piece->crc = ck_pass(piece->destination, piece->source, piece->nbytes, 0, &piece->zero);
 }

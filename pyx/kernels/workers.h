@@ -9,8 +9,9 @@
 #define CK_MAX_PIECES 8
 
 /* Checksum only; checksum, zero test, and copy when there is a destination; the same from another process, whose
-   address `source` then is; checksum of what is read from a file, whose offset `source` then is. */
-enum { CK_JOB_CRC, CK_JOB_PASS, CK_JOB_READ, CK_JOB_FILE };
+   address `source` then is; checksum of what is read from a file, whose offset `source` then is; checksum and zero
+   test of what a file has there, which goes nowhere. */
+enum { CK_JOB_CRC, CK_JOB_PASS, CK_JOB_READ, CK_JOB_FILE, CK_JOB_SCAN_FILE };
 
 typedef struct ck_job ck_job;
 
@@ -32,7 +33,7 @@ struct ck_job {
     void *token;  /* the caller's */
     int kind;
     int pid;  /* of CK_JOB_READ */
-    int fd;   /* of CK_JOB_FILE */
+    int fd;   /* of CK_JOB_FILE and CK_JOB_SCAN_FILE */
     int huge; /* give the destination huge pages first */
     int pieces;
     int remaining;

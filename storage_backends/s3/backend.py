@@ -74,6 +74,7 @@ class S3Backend(Backend):
             put_atomic="put" if client.facts.conditional is False else "conditional-put",
             if_absent="checked" if client.facts.conditional is False else "atomic",
             durable=True,
+            takes_files=self._shared.puts.sends_files,
         )
 
     @classmethod

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from ckptpipe.pyx.checksum import crc32c_combine
-from ckptpipe.storage_backends.abc import Extent, ObjectInfo, ObjectWriter
+from ckptpipe.storage_backends.abc import Extent, LocalFile, ObjectInfo, ObjectWriter
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.s3.client import S3Client
+from ckptpipe.storage_backends.s3.file_piece import Bytes, FilePiece
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, MIN_PART, SPARE_PARTS
 from ckptpipe.storage_backends.s3.part import Part
 from ckptpipe.storage_backends.s3.put import Put, decode_crc32c
@@ -74,7 +75,23 @@ class S3Writer(ObjectWriter):
                 raise self._fail(ValueError(f"extent of {extent.nbytes} bytes on {extent.lease.nbytes}"))
         offset = self.size
         for extent in extents:
-            self._take(extent)
+            self._take(extent.lease, extent.nbytes, extent.crc32c)
+        await self._taken()
+        return offset
+
+    async def append_file(self, file: LocalFile, start: int, nbytes: int, crc32c: int) -> int:
+        self._check_open()
+        offset = self.size
+        piece = FilePiece(file.share(), start, nbytes)
+        try:
+            self._take(piece, nbytes, crc32c)
+        finally:
+            piece.release()
+        await self._taken()
+        return offset
+
+    async def _taken(self) -> None:
+        """Suspend while too much is held."""
         self._appends += 1
         self._idle.clear()
         try:
@@ -89,7 +106,6 @@ class S3Writer(ObjectWriter):
             self._appends -= 1
             if not self._appends:
                 self._idle.set()
-        return offset
 
     async def finish(self) -> ObjectInfo:
         self._check_open()
@@ -112,26 +128,26 @@ class S3Writer(ObjectWriter):
     async def abort(self) -> None:
         await shielded(self._abort())
 
-    # Taking extents: nothing here suspends, so offsets follow the order of the calls.
+    # Taking bytes: nothing here suspends, so offsets follow the order of the calls.
 
-    def _take(self, extent: Extent) -> None:
-        self.size += extent.nbytes
-        self._crc32c = crc32c_combine(self._crc32c, extent.crc32c, extent.nbytes)
+    def _take(self, lease: Bytes, nbytes: int, crc32c: int) -> None:
+        self.size += nbytes
+        self._crc32c = crc32c_combine(self._crc32c, crc32c, nbytes)
         if self._equal:
-            self._take_equal(extent)
+            self._take_equal(lease, nbytes, crc32c)
             return
-        self._open.add(extent.lease.share(), extent.nbytes, extent.crc32c)
+        self._open.add(lease.share(), nbytes, crc32c)
         if self._open.nbytes >= self._target:
             self._seal()
 
-    def _take_equal(self, extent: Extent) -> None:
-        """Cut the extent where a part ends; pieces are hashed when their part is sent."""
+    def _take_equal(self, lease: Bytes, nbytes: int, crc32c: int) -> None:
+        """Cut it where a part ends; pieces are hashed when their part is sent."""
         start = 0
-        while start < extent.nbytes:
-            count = min(extent.nbytes - start, self._target - self._open.nbytes)
-            whole = count == extent.nbytes
-            piece = extent.lease.share() if whole else extent.lease.slice(start, count)
-            self._open.add(piece, count, extent.crc32c if whole else None)
+        while start < nbytes:
+            count = min(nbytes - start, self._target - self._open.nbytes)
+            whole = count == nbytes
+            piece = lease.share() if whole else lease.slice(start, count)
+            self._open.add(piece, count, crc32c if whole else None)
             start += count
             if self._open.nbytes == self._target:
                 self._seal()

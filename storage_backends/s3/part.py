@@ -9,6 +9,7 @@ from ckptpipe.pyx.checksum import crc32c_combine
 from ckptpipe.pyx.staging import Lease, lease_buffer
 from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.errors import StorageError
+from ckptpipe.storage_backends.s3.file_piece import Bytes, FilePiece, crc32c_of
 from ckptpipe.storage_backends.s3.inflight import Inflight
 
 
@@ -16,7 +17,7 @@ from ckptpipe.storage_backends.s3.inflight import Inflight
 class Held:
     """``lease[:nbytes]``, ours to release. ``crc32c`` None: a piece of a cut extent, still to be hashed."""
 
-    lease: Lease
+    lease: Bytes
     nbytes: int
     crc32c: int | None
     copying: asyncio.Future[None] | None = None
@@ -30,14 +31,14 @@ class Part:
     nbytes: int = 0
     footprint: int = 0
 
-    def add(self, lease: Lease, nbytes: int, crc32c: int | None) -> None:
+    def add(self, lease: Bytes, nbytes: int, crc32c: int | None) -> None:
         """Take ``lease`` over."""
         self.held.append(Held(lease, nbytes, crc32c))
         self.nbytes += nbytes
         self.footprint += lease.footprint
         self.inflight.hold(lease.footprint)
 
-    def ranges(self) -> list[tuple[Lease, int]]:
+    def ranges(self) -> list[tuple[Bytes, int]]:
         return [(item.lease, item.nbytes) for item in self.held]
 
     def release(self) -> None:
@@ -52,15 +53,18 @@ class Part:
         """Copy what keeps more memory than it fills, or all of it, into memory of our own, and give the leases
         back: S3 takes no part under 5 MiB, and a ring that is full of small extents would never empty."""
         for item in list(self.held):
+            if isinstance(item.lease, FilePiece):
+                continue  # nothing is kept from anybody
             if item.lease.slot >= 0 or item.lease.footprint > item.nbytes:
-                await self._copy(item, workers, what)
+                await self._copy(item, item.lease, workers, what)
 
-    async def _copy(self, item: Held, workers: WorkerPool, what: str) -> None:
+    async def _copy(self, item: Held, lease: Lease, workers: WorkerPool, what: str) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         item.copying = done
-        target = lease_buffer(bytearray(item.nbytes))
+        copied = lease_buffer(bytearray(item.nbytes))
+        target: Bytes = copied
         try:
-            scan = await workers.copy(target, item.lease, item.nbytes)
+            scan = await workers.copy(copied, lease, item.nbytes)
             if item.crc32c is not None and scan.crc32c != item.crc32c:
                 raise StorageError(f"{what}: bytes changed in memory after their CRC32C was made")
             if item not in self.held:
@@ -82,6 +86,6 @@ class Part:
             if item.copying is not None:
                 await asyncio.shield(item.copying)
             if item.crc32c is None:
-                item.crc32c = await workers.crc32c(item.lease, item.nbytes)
+                item.crc32c = await crc32c_of(item.lease, item.nbytes, workers)
             value = crc32c_combine(value, item.crc32c, item.nbytes)
         return value

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptpipe.pyx.staging import Lease
+from ckptpipe.storage_backends.s3.file_piece import Bytes
 
 
 def encode_crc32c(value: int) -> str:
@@ -29,13 +30,20 @@ class Put:
 
     what: str
     key: str
-    ranges: Sequence[tuple[Lease, int]]
+    ranges: Sequence[tuple[Bytes, int]]
     crc32c: int
     part: tuple[int, str] | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     paced: bool = True
     sha256: str = ""
     times: int = 0
+
+    def leases(self) -> list[tuple[Lease, int]]:
+        """The ranges; ValueError where one is not in memory."""
+        found = [(item, nbytes) for item, nbytes in self.ranges if isinstance(item, Lease)]
+        if len(found) < len(self.ranges):
+            raise ValueError(f"{self.what}: not all of it is in memory")
+        return found
 
     @property
     def nbytes(self) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 
+from ckptpipe.pyx.checksum import crc32c_combine
+from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.s3.body import hash_ranges
 from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
+from ckptpipe.storage_backends.s3.file_piece import Bytes, FilePiece, changed, crc32c_of, in_memory
 from ckptpipe.storage_backends.s3.put import Put, decode_crc32c, encode_crc32c
 from ckptpipe.storage_backends.s3.sdk_put import put_by_sdk
 from ckptpipe.storage_backends.s3.signing import Unsignable
@@ -25,6 +28,13 @@ _HEADERS = {
 }
 
 
+_DAMAGED = ("BadDigest", "XAmzContentChecksumMismatch")
+
+
+class _InMemory(Exception):
+    """The body has to lie in memory to be sent."""
+
+
 class Puts:
     def __init__(self, client: S3Client, bucket: str, wires: Wires) -> None:
         self._client = client
@@ -32,16 +42,63 @@ class Puts:
         self._wires = wires
         self._through_sdk = ""  # why, where it is so
 
+    @property
+    def sends_files(self) -> bool:
+        """Whether the kernel may send pieces of files by itself: over http, to a store that compares checksums."""
+        client = self._client
+        return (
+            client.scheme == "http"
+            and client.facts.checksum is True
+            and not client.signs_payloads
+            and not self._through_sdk
+            and not self._wires.why_not
+        )
+
     async def send(self, put: Put) -> str:
-        """PUT it, again as a whole while that may help; given up when it makes no progress. The ETag."""
+        """PUT it, again as a whole while that may help; given up when it makes no progress. The ETag.
+
+        StorageError where a file that is sent from changes meanwhile.
+        """
+        held: list[Lease] = []
+        try:
+            return await self._send(put, held)
+        finally:
+            for lease in held:
+                lease.release()
+
+    async def _bring_in(self, put: Put, held: list[Lease]) -> None:
+        """Read pieces of files into memory, which ``held`` then holds."""
+        ranges: list[tuple[Bytes, int]] = []
+        for item, nbytes in put.ranges:
+            if isinstance(item, Lease):
+                ranges.append((item, nbytes))
+                continue
+            held.append(await in_memory(item, nbytes, self._client.context.workers))
+            ranges.append((held[-1], nbytes))
+        if held:
+            await self._check_files(put)  # now, and not when the store has got something else
+            put.ranges = ranges
+
+    async def _check_files(self, put: Put) -> None:
+        """A store that finds other bytes than we checksummed: because a file was changed?"""
+        value = 0
+        files = [item.file for item, _ in put.ranges if isinstance(item, FilePiece)]
+        for item, nbytes in put.ranges if files else ():
+            value = crc32c_combine(value, await crc32c_of(item, nbytes, self._client.context.workers), nbytes)
+        if files and value != put.crc32c:
+            raise changed(files[0])
+
+    async def _send(self, put: Put, held: list[Lease]) -> str:
         client = self._client
         tries = client.attempts()
         redirected = False
         if self._wires.why_not and not self._through_sdk:
             self._leave_to_sdk(self._wires.why_not)
         while True:
+            if not self.sends_files or redirected:
+                await self._bring_in(put, held)
             if client.signs_payloads and not put.sha256:
-                put.sha256 = await hash_ranges(put.ranges)
+                put.sha256 = await hash_ranges(put.leases())
             checked = client.facts.checksum is not False
             made = {**put.parameters, **({"ChecksumCRC32C": encode_crc32c(put.crc32c)} if checked else {})}
             before = put.times
@@ -55,15 +112,24 @@ class Puts:
             except Unsignable:
                 self._leave_to_sdk("the store wants the SDK's own signatures")
                 continue
+            except _InMemory:
+                await self._bring_in(put, held)
+                continue
             except Refused as refused:
                 fault = refused.fault
             except REQUEST_ERRORS as error:
                 fault = client.explain(put.what, error)
             else:
-                self._confirm(put, confirmed, asked=checked)
+                try:
+                    self._confirm(put, confirmed, asked=checked)
+                except StorageError:
+                    await self._check_files(put)
+                    raise
                 return etag
             finally:
                 client.facts.retries += max(0, put.times - before - 1)
+            if fault.code in _DAMAGED:
+                await self._check_files(put)
             if is_redirect(fault) and not redirected and not self._through_sdk:
                 # The SDK finds the bucket's region; we sign and send there from then on.
                 redirected = True
@@ -82,9 +148,14 @@ class Puts:
         async def talk(wire: Wire) -> None:
             put.times += 1
             with ExitStack() as views:
-                body = []
-                for lease, nbytes in put.ranges:
-                    whole = views.enter_context(memoryview(lease))
+                body: list[memoryview | FilePiece] = []
+                for item, nbytes in put.ranges:
+                    if isinstance(item, FilePiece):
+                        if not wire.by_thread:
+                            raise _InMemory
+                        body.append(item)
+                        continue
+                    whole = views.enter_context(memoryview(item))
                     body.append(views.enter_context(whole[:nbytes]))
                 answer = await wire.ask(request, body)
             if not 200 <= answer.status < 300:

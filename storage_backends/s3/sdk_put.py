@@ -19,7 +19,7 @@ async def put_by_sdk(
 ) -> tuple[str, str | None]:
     """One attempt: the ETag, and the CRC32C as the store confirms it."""
     stall = client.options.stall_timeout
-    body = PartBody(put.ranges, sha256=put.sha256)
+    body = PartBody(put.leases(), sha256=put.sha256)
     made: dict[str, Any] = {"Bucket": bucket, "Key": put.key, "Body": body, "ContentLength": put.nbytes}
     made.update(parameters)
     if put.part is not None:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
+from ckptpipe.storage_backends.s3.file_piece import FilePiece
 from ckptpipe.storage_backends.s3.sending import Sending
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -114,8 +115,14 @@ class Wire(asyncio.BufferedProtocol):
 
     # The caller's side.
 
-    async def ask(self, request: bytes, body: Sequence[memoryview] = ()) -> Answer:
-        """Send ``request``, and after it ``body``; the answer's head. Then call `body`, or `abort`.
+    @property
+    def by_thread(self) -> bool:
+        """Whether bodies go by a thread, past the loop."""
+        return self._socket is not None and self._senders is not None
+
+    async def ask(self, request: bytes, body: Sequence[memoryview | FilePiece] = ()) -> Answer:
+        """Send ``request``, and after it ``body``, with pieces of files only `by_thread`; the answer's head. Then call
+        `body`, or `abort`.
 
         An answer that comes before the body is sent ends the sending, and the connection with it. When this
         returns or raises, nobody reads from ``body`` any more (through TLS: once the connection is closed).
@@ -126,11 +133,11 @@ class Wire(asyncio.BufferedProtocol):
         self._answer = None
         begun: asyncio.Future[Answer] = self._loop.create_future()
         self._begun = begun
-        nbytes = sum(len(view) for view in body)
+        views = [item for item in body if not isinstance(item, FilePiece)]
         try:
-            if nbytes > _BESIDE_HEAD:
+            if len(views) < len(body) or sum(map(len, views)) > _BESIDE_HEAD:
                 return await self._ask_with(request, body)
-            self._transport.write(b"".join((request, *body)) if nbytes else request)
+            self._transport.write(b"".join((request, *views)))
             return await begun
         finally:
             self._begun = None
@@ -138,7 +145,7 @@ class Wire(asyncio.BufferedProtocol):
             if begun.done() and not begun.cancelled():
                 begun.exception()  # seen, also where something else is raised
 
-    async def _ask_with(self, request: bytes, body: Sequence[memoryview]) -> Answer:
+    async def _ask_with(self, request: bytes, body: Sequence[memoryview | FilePiece]) -> Answer:
         begun = self._begun
         assert begun is not None
         sent: asyncio.Future[bool]
@@ -147,7 +154,9 @@ class Wire(asyncio.BufferedProtocol):
             self._sending = sending = Sending(self._socket.fileno(), [request, *body])
             sent, stop = sending.begin(self._senders)
         else:
-            task = self._loop.create_task(self._write(request, body))
+            views = [item for item in body if not isinstance(item, FilePiece)]
+            assert len(views) == len(body)
+            task = self._loop.create_task(self._write(request, views))
             sent, stop = task, task.cancel
         try:
             await asyncio.wait((begun, sent), return_when=asyncio.FIRST_COMPLETED)

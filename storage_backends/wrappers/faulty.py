@@ -154,7 +154,7 @@ class FaultyBackend(Backend):
     def __init__(self, inner: Backend, faults: Faults | None = None) -> None:
         self.inner = inner
         self.url = inner.url
-        self.capabilities = inner.capabilities
+        self.capabilities = replace(inner.capabilities, takes_files=False)
         self.faults = faults or Faults()
 
     @classmethod

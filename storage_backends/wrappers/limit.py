@@ -75,7 +75,8 @@ class LimitBackend(Backend):
     def __init__(self, inner: Backend, limit: RateLimit) -> None:
         self.inner = inner
         self.url = inner.url
-        self.capabilities = replace(inner.capabilities, in_memory=False) if limit.rate else inner.capabilities
+        seen = replace(inner.capabilities, takes_files=False)
+        self.capabilities = replace(seen, in_memory=False) if limit.rate else seen
         self.limit = limit
 
     @classmethod

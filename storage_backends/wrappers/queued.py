@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from ckptpipe.storage_backends.abc import Extent, ObjectInfo, ObjectWriter
+from ckptpipe.storage_backends.abc import Extent, LocalFile, ObjectInfo, ObjectWriter
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -54,6 +54,9 @@ class QueuedWriter(ObjectWriter):
             if not self._appends:
                 self._idle.set()
         return offset
+
+    async def append_file(self, file: LocalFile, start: int, nbytes: int, crc32c: int) -> int:
+        raise NotImplementedError  # not in the capabilities of what has such writers
 
     async def finish(self) -> ObjectInfo:
         await self._idle.wait()

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 import ckptpipe
+from ckptpipe.pipeline.chunk import Chunk
+from ckptpipe.pipeline.errors import SourceChanged
 from ckptpipe.pipeline.image import leftovers
 from ckptpipe.pipeline.image.layout import data_name, lease_name
+from ckptpipe.pipeline.image.packer import Packer
 from ckptpipe.pipeline.image.saveid import new_save_id
-from ckptpipe.storage_backends.errors import AccessDenied, StoreNotFound
+from ckptpipe.storage_backends.errors import AccessDenied, StorageError, StoreNotFound
 from tests.pipeline.runs import KIB, MIB, SMALL, TIGHT, run
 from tests.pipeline.trees import look, write
 
@@ -171,3 +174,56 @@ def test_damage_is_named(tree: Path, s3_bucket: str, client: Any, damage: str) -
         client.delete_object(Bucket=s3_bucket, Key=key)
     with pytest.raises(ckptpipe.ImageCorrupt, match=r"stream files/noise chunk \d+"):
         run(ckptpipe.verify(f"{url}/i", settings=SMALL))
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside-a-disk"])
+def test_files_in_the_page_cache_are_sent_from_there(workdir: Path, s3_bucket: str, beside: bool) -> None:
+    """No slot of the ring is filled but for tails and small files; a sink that needs memory brings that back."""
+    root = workdir / "tree"
+    write(root / "noise", random.Random(2).randbytes(20 * MIB + 5))
+    write(root / "with zeros", random.Random(3).randbytes(6 * MIB) + bytes(4 * MIB))
+    write(root / "small", b"small")
+    with (root / "holes").open("wb") as file:
+        file.seek(5 * MIB)
+        file.write(random.Random(4).randbytes(3 * MIB))
+    settings = ckptpipe.Settings(chunk_bytes=MIB, ring_bytes=16 * MIB, source_direct="off")
+    url = f"s3://{s3_bucket}/cached"
+    places = [url, str(workdir / "store")][: 1 + beside]
+    seen: list[bool] = []
+    add = Packer.add
+
+    async def note(self: Packer, chunk: Chunk) -> None:
+        seen.append(chunk.place is not None)
+        await add(self, chunk)
+
+    async def main() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Packer, "add", note)
+            saved = await ckptpipe.save(root, to=places, name="i", settings=settings)
+        assert sum(seen) == (0 if beside else 20 + 6 + 3)
+        await ckptpipe.verify(f"{url}/i", expect_digest=saved.sinks[0].digest, settings=settings)
+        await ckptpipe.restore(f"{url}/i", to=workdir / "r", settings=settings)
+
+    run(main())
+    assert look(workdir / "r") == look(root)
+
+
+def test_a_cached_file_that_shrinks_while_it_is_sent(workdir: Path, s3_bucket: str, client: Any) -> None:
+    source = workdir / "file"
+    source.write_bytes(random.Random(5).randbytes(64 * MIB))
+    settings = ckptpipe.Settings(chunk_bytes=MIB, source_direct="off")
+    add = Packer.add
+
+    async def shrink(self: Packer, chunk: Chunk) -> None:
+        if chunk.number == 20:
+            os.truncate(source, 30 * MIB)
+        await add(self, chunk)
+
+    async def main() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Packer, "add", shrink)
+            with pytest.raises((SourceChanged, StorageError), match="shrank while it was"):
+                await ckptpipe.save(source, to=f"s3://{s3_bucket}/shrinks", name="i", settings=settings)
+
+    run(main())
+    assert keys(client, s3_bucket) == []

@@ -167,3 +167,27 @@ def test_what_cannot_be_mapped() -> None:
         PoolMapping(reading, PIECE, writable=True)
     os.close(reading)
     os.close(pool)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 65536, 5 * MIB + 123])
+def test_looking_at_a_file_without_keeping_it(tmp_path: Path, nbytes: int) -> None:
+    data = os.urandom(nbytes + 777)
+    (tmp_path / "file").write_bytes(data + bytes(3 * MIB))
+
+    async def main() -> None:
+        file = File(tmp_path / "file")
+        async with WorkerPool(3) as workers:
+            assert await workers.scan_file(file, 777, nbytes) == Scan(
+                independent.crc32c(data[777:]), nbytes == 0
+            )
+            zeros = await workers.scan_file(file, len(data), 3 * MIB)
+            assert zeros == Scan(independent.crc32c(bytes(3 * MIB)), True)
+            with pytest.raises(OSError, match=f"at byte {len(data) + 3 * MIB}") as caught:
+                await workers.scan_file(file, len(data), 3 * MIB + 1)
+            assert caught.value.errno == errno.ENODATA
+            with pytest.raises(ValueError, match="bytes of a file"):
+                await workers.scan_file(file, 0, -1)
+        assert file.holds == 1
+        file.release()
+
+    asyncio.run(main())
