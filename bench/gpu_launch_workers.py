@@ -27,10 +27,10 @@ from bench.report import Answer, Table
 from ckptpipe.pipeline import loop
 from ckptpipe.pipeline.launch import LaunchOptions, PoolSize
 
-AWAKE = 100
-"""Microseconds that workers stay awake where they do."""
-BEFORE = {"awake-us": 0, "copy-in": "stream", "copy-out": "stream", "read-ahead": 0, "aside": 0}
-AWAKE_ALONE = {**BEFORE, "awake-us": AWAKE}
+BEFORE = {"awake-us": 0, "copy-out": "stream"}
+"""Workers are parked between copies, and the driver waits for each copy."""
+AHEAD = {"read-ahead": 1, "fetch-level": 2, "lane-steps": 1, "aside": 1}
+DEFER = {"defer": 8, "shares": 2, "store-awake-us": 60}
 
 
 @dataclass
@@ -47,43 +47,31 @@ class Way:
 
 
 def ways(workers: Sequence[int]) -> list[Way]:
-    found = []
+    """One thing changes at a time, for checkpoint and restore at once: neither has to do with the other."""
     most = max(workers)
-    found.append(Way(f"{most} workers, parked between copies", {**BEFORE, "workers": most}))
-    found.append(Way("the driver's buffers looked at", {**BEFORE, "workers": most, "look-back": 1}))
-    for count in workers:
-        made = {
-            "awake": AWAKE_ALONE,
-            "awake, in: owned; out: ahead": {
-                **AWAKE_ALONE,
-                "copy-in": "own",
-                "copy-out": "plain",
-                "read-ahead": 1,
-            },
-            "awake, in: behind; out: ahead": {
-                **AWAKE_ALONE,
-                "copy-in": "behind",
-                "copy-out": "plain",
-                "read-ahead": 1,
-            },
-            "awake, in: behind; out: ahead, streamed; aside": {
-                **AWAKE_ALONE,
-                "copy-in": "behind",
-                "copy-out": "stream",
-                "read-ahead": 1,
-                "aside": 1,
-            },
-            "awake, in: owned; out: ahead; aside": {
-                **AWAKE_ALONE,
-                "copy-in": "own",
-                "copy-out": "plain",
-                "read-ahead": 1,
-                "aside": 1,
-            },
-        }
-        if count == most:
-            made["awake, in: stream; out: plain, not ahead"] = {**AWAKE_ALONE, "copy-out": "plain"}
-        found += [Way(f"{count} workers, {name}", {**each, "workers": count}) for name, each in made.items()]
+    into = [
+        ("deferred", {}),
+        *((f"deferred, shares of 1/{shares}", {"shares": shares}) for shares in (1, 4)),
+        *((f"deferred, {pieces} outstanding", {"defer": pieces}) for pieces in (4, 12)),
+        ("deferred, parked", {"store-awake-us": 0}),
+        *((f"deferred, {count} storers", {"storers": count}) for count in workers if count != most),
+    ]
+    out = [
+        ("ahead, aside, awake 100 us", {"awake-us": 100}),
+        *((f"ahead, aside, awake {awake} us", {"awake-us": awake}) for awake in (0, 50)),
+        *((f"{pieces} ahead, aside", {"awake-us": 100, "read-ahead": pieces}) for pieces in (2, 4)),
+        *((f"ahead to level {level}, aside", {"awake-us": 100, "fetch-level": level}) for level in (1, 3)),
+        *((f"ahead, aside, {steps} steps", {"awake-us": 100, "lane-steps": steps}) for steps in (2, 4)),
+        *((f"ahead, aside, {count} workers", {"awake-us": 100, "workers": count}) for count in workers),
+    ]
+    found = [
+        Way(f"{most} workers, parked between copies", {**BEFORE, "workers": most}),
+        Way("the driver's buffers looked at", {**BEFORE, "workers": most, "look-back": 1}),
+    ]
+    for k in range(max(len(into), len(out))):
+        down, up = into[min(k, len(into) - 1)], out[min(k, len(out) - 1)]
+        switches = {**BEFORE, **AHEAD, **DEFER, "workers": most, **down[1], **up[1]}
+        found.append(Way(f"in: {down[0]}; out: {up[0]}", switches))
     return found
 
 
@@ -106,7 +94,7 @@ def compare(gib: float, workers: Sequence[int], cycles: int, only: Sequence[str]
         ("", ".3f", ".3f", ".3f", ".2f", ".1f", ".1f", ".1f"),
     )
     chosen = [way for way in ways(workers) if not only or any(word in way.name for word in only)]
-    bound = Way("the bound: copies cost nothing", {**AWAKE_ALONE, "workers": max(workers), "free": 1})
+    bound = Way("the bound: copies cost nothing", {**BEFORE, "workers": max(workers), "free": 1})
     notes = [gpu_name(), "medians, of cycles in turn; in, out, behind: of each of the driver's copies"]
 
     async def once(way: Way, driver: TimedDriver, pid: int, ask: Ask, path: Path) -> None:
@@ -132,7 +120,7 @@ def compare(gib: float, workers: Sequence[int], cycles: int, only: Sequence[str]
                     pool=PoolSize(nbytes=int((gib * 1.15 + 1.5) * GIB) >> 21 << 21), workers=max(workers)
                 )
                 variables = launched.launched(options, launched.switchable(Path(folder)))
-                variables["CKPTPIPE_LAUNCH"] += ";copy-in=stream"
+                variables["CKPTPIPE_LAUNCH"] += ";defer=8"  # the threads for it are made once
                 variables["CKPTPIPE_BENCH_SWITCHES"] = str(path)
                 write(path, chosen[0].switches)
                 with launched.process(gib, variables) as (pid, ask):
@@ -164,7 +152,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", type=float, default=8.0, help="GiB")
-    parser.add_argument("--workers", nargs="+", type=int, default=[8, 15, 16])
+    parser.add_argument("--workers", nargs="+", type=int, default=[8, 12, 15, 16])
     parser.add_argument("--cycles", type=int, default=2)
     parser.add_argument("--only", nargs="+", default=[], help="ways whose names have one of these")
     parser.add_argument("--shipped", action="store_true", help="the driver as it ships, too")

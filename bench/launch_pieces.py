@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.launched import SOURCES
 from bench.report import Answer, Table
 
-PARTS = ("copies", "next", "ring", "stores")
+PARTS = ("copies", "deferred", "next", "ring", "rotation", "stores")
 
 
 def compiled(folder: Path) -> Path:
@@ -31,7 +31,7 @@ def compiled(folder: Path) -> Path:
 
 
 def compare(pieces: int, threads: Sequence[int], transfer: int, rounds: int) -> Answer:
-    table = Table(("threads", "way", "into us", "out of us"), ("", "", ".1f", ".1f"))
+    table = Table(("threads", "way", "into us", "out of us", "deferred"), ("", "", ".1f", ".1f", ".0f"))
     with tempfile.TemporaryDirectory() as folder:
         program = compiled(Path(folder))
         for count in threads:
@@ -39,13 +39,12 @@ def compare(pieces: int, threads: Sequence[int], transfer: int, rounds: int) -> 
             lines = subprocess.run(
                 [program, *words], check=True, capture_output=True, text=True
             ).stdout.splitlines()
-            found: dict[str, list[tuple[float, float]]] = {}
+            found: dict[str, list[tuple[float, ...]]] = {}
             for line in lines:
-                name, into, out = line.split(";")
-                found.setdefault(name, []).append((float(into), float(out)))
+                name, *numbers = line.split(";")
+                found.setdefault(name, []).append(tuple(map(float, numbers)))
             for name, times in found.items():
-                into_us, out_us = (statistics.median(column) for column in zip(*times, strict=True))
-                table.add(count, name, into_us, out_us)
+                table.add(count, name, *(statistics.median(column) for column in zip(*times, strict=True)))
     return Answer(
         "launch_pieces",
         "How long a driver would wait for the copy of a piece",

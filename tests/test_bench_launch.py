@@ -145,4 +145,4 @@ def test_ways_of_copying() -> None:
 
 
 def test_pieces() -> None:
-    check(launch_pieces.compare(2, [1, 3], 1, 1), 16)
+    check(launch_pieces.compare(2, [1, 3], 1, 1), 12)

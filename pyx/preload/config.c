@@ -12,7 +12,7 @@ struct ckpt_config ckpt_config = {
     .numa_node = -1,
     .image_bytes_min = 1u << 20,
     .awake_us = -1,
-    .copies = {.write = CKPT_WRITE_STREAM, .read_ahead = 1},
+    .copies = {.shares = 1, .read_ahead = 1, .fetch_level = 2, .lane_steps = 1},
 };
 
 struct text {
@@ -36,9 +36,9 @@ static uint64_t number(struct text text) {
     return value;
 }
 
-static unsigned percent(struct text text) {
+static unsigned small(struct text text, unsigned most) {
     uint64_t value = number(text);
-    return value > 1000 ? 1000 : (unsigned)value;
+    return value > most ? most : (unsigned)value;
 }
 
 static void set(struct text key, struct text value) {
@@ -48,13 +48,13 @@ static void set(struct text key, struct text value) {
     } else if (is(key, "pool-bytes")) {
         config->pool_bytes = number(value);
     } else if (is(key, "pool-percent")) {
-        config->pool_percent = percent(value);
+        config->pool_percent = small(value, 1000);
     } else if (is(key, "margin-percent")) {
-        config->margin_percent = percent(value);
+        config->margin_percent = small(value, 1000);
     } else if (is(key, "budget-bytes")) {
         config->budget_bytes = number(value);
     } else if (is(key, "budget-percent")) {
-        config->budget_percent = percent(value);
+        config->budget_percent = small(value, 1000);
     } else if (is(key, "budget-path") && value.length < sizeof config->budget_path) {
         memcpy(config->budget_path, value.at, value.length);
         config->budget_path[value.length] = 0;
@@ -64,23 +64,27 @@ static void set(struct text key, struct text value) {
                         : is(value, "small") ? CKPT_PAGES_SMALL
                                              : CKPT_PAGES_AUTO;
     } else if (is(key, "workers")) {
-        uint64_t workers = number(value);
-        config->workers = workers > 256 ? 256 : (unsigned)workers;
+        config->workers = small(value, 256);
     } else if (is(key, "numa-node")) {
         config->numa_node = is(value, "none") ? -2 : is(value, "auto") ? -1 : (int)(number(value) & 0xffff);
     } else if (is(key, "image-min")) {
         config->image_bytes_min = number(value);
     } else if (is(key, "awake-us")) {
-        uint64_t awake = number(value);
-        config->awake_us = awake > 1000000 ? 1000000 : (int)awake;
-    } else if (is(key, "copy-in")) {
-        config->copies.write = is(value, "stream") ? CKPT_WRITE_STREAM
-                               : is(value, "own")  ? CKPT_WRITE_OWN
-                                                   : CKPT_WRITE_BEHIND;
+        config->awake_us = (int)small(value, 1000000);
+    } else if (is(key, "defer")) {
+        config->copies.defer = small(value, CKPT_DEFERRED_MOST);
+    } else if (is(key, "shares")) {
+        config->copies.shares = small(value, 16);
+    } else if (is(key, "store-awake-us")) {
+        config->copies.store_awake_us = small(value, 1000000);
     } else if (is(key, "copy-out")) {
         config->copies.read_streams = is(value, "stream");
     } else if (is(key, "read-ahead")) {
-        config->copies.read_ahead = number(value) != 0;
+        config->copies.read_ahead = small(value, 8);
+    } else if (is(key, "fetch-level")) {
+        config->copies.fetch_level = small(value, 3);
+    } else if (is(key, "lane-steps")) {
+        config->copies.lane_steps = small(value, 64);
     } else if (is(key, "aside")) {
         config->copies.aside = number(value) != 0;
     } else if (is(key, "hook")) {

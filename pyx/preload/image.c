@@ -12,10 +12,10 @@
 #include "probes.h"
 #include "process_facts.h"
 #include "ring.h"
+#include "window.h"
 #include "written.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@
 #define MADV_POPULATE_READ 22
 #endif
 #define ZERO_STEP_BYTES (2u << 20)
-#define READERS 16 /* copies out of one window at a time */
+#define AHEAD_BYTES (8 * CKPT_PIECE_BYTES) /* the most that is fetched before it is wanted */
 
 _Atomic uintptr_t ckpt_image_low, ckpt_image_high;
 
@@ -36,10 +36,8 @@ static struct {
     uint64_t space;  /* bytes of the pool */
     uint64_t mapped; /* bytes in the process: at an address of the driver's choice not one page more than it asked */
     struct ckpt_written written;
-    uint64_t reads[READERS]; /* where the copies out of its window that are under way begin */
-    unsigned readers;
-    uint64_t read_end; /* of the last such copy */
-    uint64_t next;     /* where the driver's last write ended */
+    uint64_t next;    /* where the driver's last write ended */
+    uint64_t reached; /* the furthest end of a write, stored or not */
 } slots[CKPT_IMAGES];
 static pthread_mutex_t tracking = PTHREAD_MUTEX_INITIALIZER; /* of slots[] but their sizes, late lists and watermarks */
 
@@ -126,9 +124,8 @@ static void open_slot(unsigned slot, uint64_t offset, uint64_t space, uint64_t b
     slots[slot].space = space;
     slots[slot].mapped = kept ? space : whole_pages(bytes);
     ckpt_written_clear(&slots[slot].written);
-    slots[slot].readers = 0;
-    slots[slot].read_end = 0;
-    slots[slot].next = 0;
+    slots[slot].next = slots[slot].reached = 0;
+    ckpt_window_clear(slot);
     memset(ckpt_control_pieces() + offset / CKPT_PIECE_BYTES, 0, space / CKPT_PIECE_BYTES * sizeof(struct ckpt_piece));
     image->generation = atomic_fetch_add(&ckpt_control->generation, 1) + 1;
     image->address = (uint64_t)where;
@@ -257,8 +254,9 @@ static int write_begins(unsigned i, uint64_t start, uint64_t end) {
     struct ckpt_piece *pieces = pieces_of(image, start, end, &count);
     pthread_mutex_lock(&tracking);
     atomic_fetch_add(&image->accepted, end - start);
-    int late = start < atomic_load(&image->high), usual = !late && start == slots[i].next && end - start <= CKPT_PIECE_BYTES;
+    int late = start < slots[i].reached, usual = !late && start == slots[i].next && end - start <= CKPT_PIECE_BYTES;
     slots[i].next = end;
+    if (end > slots[i].reached) slots[i].reached = end;
     for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].started, 1);
     if (!image->began_ns) image->began_ns = ckpt_now_ns();
     if (late) {
@@ -280,6 +278,10 @@ static void write_ends(const struct ckpt_stored *stored) {
     uint64_t count;
     struct ckpt_piece *pieces = pieces_of(image, start, end, &count);
     pthread_mutex_lock(&tracking);
+    if (stored->torn && !(atomic_load(&image->flags) & CKPT_IMAGE_TORN)) {
+        atomic_store(&image->torn, start);
+        atomic_fetch_or(&image->flags, CKPT_IMAGE_TORN); /* before anybody may take these bytes for good ones */
+    }
     for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].finished, 1);
     ckpt_written_add(&slots[i].written, start, end);
     if (slots[i].written.overflow) atomic_fetch_or(&image->flags, CKPT_IMAGE_UNTRACKED);
@@ -352,6 +354,8 @@ static void map_pages(const struct ckpt_image *image) {
 /* The first copy that reads an image says so. */
 static void reading_begins(unsigned i) {
     struct ckpt_image *image = image_at(i);
+    if (atomic_load(&image->flags) & CKPT_IMAGE_TORN)
+        ckpt_gate_end("the driver overwrote its own buffer while a piece of the image was copied out of it");
     if (atomic_load(&image->phase) == CKPT_PHASE_WRITING) {
         uint32_t writing = CKPT_PHASE_WRITING;
         pthread_mutex_lock(&ckpt_pool_lock);
@@ -388,42 +392,6 @@ static void read_ends(unsigned i, uint64_t start, uint64_t end) {
     ckpt_control_event();
 }
 
-/* ---- windows ---- */
-
-/* Under `tracking`. */
-static void note_consumed(unsigned i) {
-    uint64_t least = slots[i].readers ? UINT64_MAX : slots[i].read_end;
-    for (unsigned k = 0; k < slots[i].readers; k++)
-        if (slots[i].reads[k] < least) least = slots[i].reads[k];
-    atomic_store(&image_at(i)->consumed, least);
-    atomic_store(&image_at(i)->readers, slots[i].readers);
-}
-
-static void window_entered(unsigned i, uint64_t start) {
-    for (;; sched_yield()) {
-        pthread_mutex_lock(&tracking);
-        int room = slots[i].readers < READERS;
-        if (room) {
-            slots[i].reads[slots[i].readers++] = start;
-            note_consumed(i);
-        }
-        pthread_mutex_unlock(&tracking);
-        if (room) return;
-    }
-}
-
-static void window_left(unsigned i, uint64_t start, uint64_t end) {
-    pthread_mutex_lock(&tracking);
-    for (unsigned k = 0; k < slots[i].readers; k++) {
-        if (slots[i].reads[k] != start) continue;
-        slots[i].reads[k] = slots[i].reads[--slots[i].readers];
-        break;
-    }
-    slots[i].read_end = end;
-    note_consumed(i);
-    pthread_mutex_unlock(&tracking);
-}
-
 /* ---- copies ---- */
 
 /* Whether what was copied up to `end` lay there all the time. Another restore of the same image may have begun while
@@ -443,12 +411,12 @@ static uint64_t copy_windowed(unsigned i, uint64_t window, unsigned char *destin
         uint64_t at = start % window, step = end - start;
         if (step > CKPT_PIECE_BYTES) step = CKPT_PIECE_BYTES;
         if (step > window - at) step = window - at;
-        window_entered(i, start);
+        ckpt_window_enter(i, start);
         pass_gate(image, start, start + step);
         uint64_t next = (start + step) % window;
         ckpt_copies_read(destination, base + at, step, next ? readable(image, start + step, window - next) : 0);
         int good = was_there(image, window, start + step);
-        window_left(i, start, good ? start + step : start);
+        ckpt_window_leave(i, start, good ? start + step : start);
         if (!good) break;
         read_ends(i, start, start + step);
         destination += step;
@@ -467,7 +435,7 @@ static void read_image(unsigned i, unsigned char *destination, const unsigned ch
             reached = copy_windowed(i, window, destination, start, end);
         } else {
             pass_gate(image, start, end);
-            ckpt_copies_read(destination, source, ckpt_probe_bytes(bytes), readable(image, end, CKPT_PIECE_BYTES));
+            ckpt_copies_read(destination, source, ckpt_probe_bytes(bytes), readable(image, end, AHEAD_BYTES));
             if (!was_there(image, window, end)) continue;
             read_ends(i, start, end);
         }
@@ -479,9 +447,10 @@ static void read_image(unsigned i, unsigned char *destination, const unsigned ch
 }
 
 static void write_image(unsigned i, void *destination, const void *source, size_t bytes, uint64_t start, uint64_t end) {
-    struct ckpt_stored stored = {write_ends, i, start, end};
-    int usual = write_begins(i, start, end) && end - start == bytes;
-    ckpt_copies_write(destination, source, ckpt_probe_bytes(bytes), usual, slots[i].mapped - end, &stored);
+    struct ckpt_stored stored = {write_ends, i, start, end, 0};
+    int usual = write_begins(i, start, end) && end - start == bytes, last = end >= image_at(i)->bytes;
+    if (ckpt_copies_write(destination, source, ckpt_probe_bytes(bytes), usual, last, &stored))
+        atomic_fetch_add(&image_at(i)->deferred, 1);
 }
 
 void ckpt_image_copy(void *destination, const void *source, size_t bytes, int overlap) {
@@ -489,9 +458,9 @@ void ckpt_image_copy(void *destination, const void *source, size_t bytes, int ov
     if (!bytes) return;
     int before = errno;
     ckpt_probe_copy(destination, source);
-    ckpt_copies_drain(); /* whatever the last copy left to be stored */
-    ckpt_probe_drained();
     int to = find_image(destination, bytes, &to_start, &to_end), from = find_image(source, bytes, &from_start, &from_end);
+    if (to < 0 || from >= 0) ckpt_copies_drain(); /* whatever earlier copies left to be stored */
+    ckpt_probe_drained();
     if (from >= 0) reading_begins((unsigned)from);
     if (to < 0 && from < 0) { /* near an image, but not in it */
         (overlap ? ckpt_next.memmove : ckpt_next.memcpy)(destination, source, bytes);
@@ -505,7 +474,7 @@ void ckpt_image_copy(void *destination, const void *source, size_t bytes, int ov
         pass_gate(image_at((unsigned)from), from_start, from_end);
         write_begins((unsigned)to, to_start, to_end);
         ckpt_next.memmove(destination, source, bytes);
-        write_ends(&(struct ckpt_stored){write_ends, (unsigned)to, to_start, to_end});
+        write_ends(&(struct ckpt_stored){write_ends, (unsigned)to, to_start, to_end, 0});
         read_ends((unsigned)from, from_start, from_end);
     }
     ckpt_probe_copied(to >= 0);
@@ -517,5 +486,6 @@ void ckpt_images_forget(void) {
     atomic_store(&ckpt_image_high, 0);
     memset(slots, 0, sizeof slots);
     ckpt_copies_forget();
+    ckpt_windows_forget();
     pthread_mutex_init(&tracking, NULL);
 }

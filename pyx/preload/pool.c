@@ -77,7 +77,7 @@ static void prepare_workers(void) {
     struct ckpt_ring_options options = {node >= 0 ? &cpus : NULL, (unsigned)awake};
     ckpt_stores_choose();
     ckpt_control->workers = ckpt_ring_start(threads ? threads : 1, &options);
-    ckpt_copies_start(&ckpt_config.copies, CKPT_PIECE_BYTES);
+    ckpt_copies_start(&ckpt_config.copies, options.cpus);
     ckpt_control->numa_node = node;
     strncpy(ckpt_control->stores, ckpt_stores_name(), sizeof ckpt_control->stores - 1);
 }

@@ -16,9 +16,8 @@ struct ckpt_later {
     void (*call)(const struct ckpt_later *later);
     unsigned worker; /* 1 and up: set by the ring */
     uint32_t work;   /* ckpt_ring_wanted: set by the ring */
-    void *to;
-    const void *from;
-    size_t bytes;
+    const void *from; /* `bytes` there, and each `stride` behind it, within `room` */
+    size_t bytes, stride, room;
 };
 
 /* Does [start, start + bytes) of the work; runs in several threads at once. `later` is for a worker in its own lane

@@ -76,29 +76,24 @@ __attribute__((target("avx512f"))) static void keep_avx512(unsigned char *to, co
     }
 }
 
-void ckpt_stores_fetch(const void *address, size_t bytes) {
-    const char *at = address;
-    for (size_t i = 0; i < bytes; i += LINE) _mm_prefetch(at + i, _MM_HINT_T1);
-}
-
-void ckpt_stores_own(const void *address, size_t bytes) {
-    const char *at = address;
-    for (size_t i = 0; i < bytes; i += LINE) __asm__ volatile("prefetchw %0" : : "m"(at[i])); /* older ones: no-op */
-}
-
 static int has_avx2(void) { return __builtin_cpu_supports("avx2"); }
 static int has_avx512(void) { return __builtin_cpu_supports("avx512f"); }
 #else
 #define FENCE() ((void)0)
-
-void ckpt_stores_fetch(const void *address, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += LINE) __builtin_prefetch((const char *)address + i, 0, 2);
-}
-
-void ckpt_stores_own(const void *address, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += LINE) __builtin_prefetch((const char *)address + i, 1, 2);
-}
 #endif
+
+#define FETCH_LINES(locality) \
+    for (size_t i = 0; i < bytes; i += LINE) __builtin_prefetch(at + i, 0, locality)
+
+void ckpt_stores_fetch(const void *address, size_t bytes, unsigned level) {
+    const char *at = address;
+    switch (level) { /* __builtin_prefetch counts the other way */
+    case 0: FETCH_LINES(0); break;
+    case 1: FETCH_LINES(3); break;
+    case 2: FETCH_LINES(2); break;
+    default: FETCH_LINES(1);
+    }
+}
 
 static int always(void) { return 1; }
 

@@ -14,10 +14,9 @@ void ckpt_stores_stream(void *destination, const void *source, size_t bytes);
 /* As memcpy, where the destination is to stay in the cache. */
 void ckpt_stores_keep(void *destination, const void *source, size_t bytes);
 
-/* Hints: the lines of a range are to be in this core's second cache, to be read, or to be written. Memory that is not
- * mapped is no error. */
-void ckpt_stores_fetch(const void *address, size_t bytes);
-void ckpt_stores_own(const void *address, size_t bytes);
+/* A hint: the lines of a range are to be in this core's cache of a level (1, 2, 3), to be read; 0: for one read. Memory
+ * that is not mapped is no error. */
+void ckpt_stores_fetch(const void *address, size_t bytes, unsigned level);
 
 /* For tests: "" for the best, or a name; 0 when this processor lacks it. */
 int ckpt_stores_force(const char *name);

@@ -11,9 +11,11 @@ from ckptpipe.pipeline.launch import handover
 
 UNITS = Path(__file__).resolve().parent / "unit"
 SOURCES = UNITS.parent.parent.parent / "pyx" / "preload"
-PARTS = {
+PARTS: dict[str, tuple[str, ...]] = {
     "written": ("written",),
     "ring": ("ring",),
+    "deferred": ("deferred", "stores", "next"),
+    "rotation": ("rotation",),
     "stores": ("stores", "next"),
     "budget": ("budget",),
     "config": ("config",),
@@ -53,8 +55,9 @@ def test_unit(tmp_path: Path, name: str) -> None:
         assert done.stdout.split() == [str(handover._REQUEST.size), str(handover._ANSWER.size), "74"]
 
 
-def test_the_ring_has_no_race(tmp_path: Path) -> None:
-    done = unit(tmp_path, "ring", "thread")
+@pytest.mark.parametrize("name", ["ring", "deferred"])
+def test_it_has_no_race(tmp_path: Path, name: str) -> None:
+    done = unit(tmp_path, name, "thread")
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("the thread sanitizer does not run on this kernel")
     assert done.returncode == 0, done.stderr
