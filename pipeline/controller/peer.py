@@ -18,11 +18,11 @@ class Peer:
 
     pid: int
     uid: int
-    gid: int
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    return Peer(*_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
+    pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Peer(pid, uid)
 
 
 def check_client(peer: Peer) -> None:

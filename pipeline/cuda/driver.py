@@ -39,11 +39,6 @@ class Gpu:
     decompress_mask: int = 0
     decompress_max_bytes: int = 0
 
-    @property
-    def chip(self) -> tuple[str, tuple[int, int]]:
-        """What a restore onto another GPU must have in common."""
-        return self.name, self.compute
-
 
 class CudaDriver:
     """Made by `open`. Owns its threads; a call is waited for also when its caller is cancelled, so that its

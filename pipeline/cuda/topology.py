@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _GENERATIONS = {"2.5": 1, "5.0": 2, "5": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6, "128.0": 7}  # GT/s
-_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563, 7: 15.125}  # GB/s after line coding
 _FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -20,11 +19,6 @@ class Link:
     width: int = 0
     max_generation: int = 0
     max_width: int = 0
-
-    @property
-    def gigabytes_per_second(self) -> float:
-        """What the link can carry one way at its best, before packet overhead."""
-        return _PER_LANE.get(self.max_generation, 0.0) * self.max_width
 
     def __str__(self) -> str:
         if not self.max_width:

@@ -48,7 +48,6 @@ def test_links_and_nodes(root: Path) -> None:
     assert place.pci == "0000:18:00.0"
     assert place.link == Link(5, 16, 5, 16)
     assert str(place.link) == "PCIe 5 x16"
-    assert place.link.gigabytes_per_second == pytest.approx(63.0, abs=0.1)
     assert place.numa_node == 0 and place.uplink == "0000:15:01.0"
     idle = place_of("0000:96:00.0", root)
     assert idle.link == Link(1, 8, 5, 16) and str(idle.link) == "PCIe 5 x16 (runs at x8)"
@@ -58,7 +57,7 @@ def test_links_and_nodes(root: Path) -> None:
 def test_what_is_not_there_is_not_known(root: Path) -> None:
     virtual = place_of("0000:00:05.0", root)
     assert (virtual.link, virtual.numa_node, virtual.uplink) == (Link(), None, "")
-    assert str(virtual.link) == "unknown" and virtual.link.gigabytes_per_second == 0
+    assert str(virtual.link) == "unknown"
     missing = place_of("0000:ff:00.0", root)
     assert (missing.link, missing.numa_node, missing.uplink) == (Link(), None, "")
 
