@@ -145,10 +145,7 @@ async def restore_device_buffers(
                 reader,
                 decode=True,
                 streams=list(arrays),
-                sink_verifies=DeviceSink.verifies(ranges, links),
-                sink_decodes=decoding.takes,
-                sink_loads=local.some,
-                loads_coded=decoding.loads,
+                sink=DeviceSink.work(ranges, links, decoding),
             )
             sink = DeviceSink(ranges, links, context)
             result = await read_graph(source, sink, context, "restore", progress)

@@ -89,10 +89,7 @@ async def _copy(
             reader,
             decode=True,
             streams=[each.stream for each in ranges],
-            sink_verifies=DeviceSink.verifies(ranges, links),
-            sink_decodes=decoding.takes,
-            sink_loads=all(link.loader is not None for link in links),
-            loads_coded=decoding.loads,
+            sink=DeviceSink.work(ranges, links, decoding),
         )
         return source, DeviceSink(ranges, links, context)
 

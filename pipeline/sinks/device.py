@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.codec_device import decode
+from ckptpipe.pipeline.cuda.gpu_decoding import GpuDecoding
 from ckptpipe.pipeline.cuda.links import Link, Links
 from ckptpipe.pipeline.cuda.loading import load
 from ckptpipe.pipeline.decoding import BadChunk
@@ -16,7 +17,7 @@ from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.sinks.abc import RestoringSink
 from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pipeline.sources.device import DeviceRange
-from ckptpipe.pipeline.sources.image import ImageSource
+from ckptpipe.pipeline.sources.image import ImageSource, SinkWork
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.pyx.workers import Scan
@@ -28,7 +29,7 @@ class DeviceSink(RestoringSink):
     """``ranges``: where each stream of the source goes, in any order; sizes must agree.
 
     When `run` has returned, every byte has arrived on its GPU and is verified: chunks that come unverified
-    (`verifies` says whether they may) are checksummed there, at many times the speed of the link. Chunks that come
+    (`work` says whether they may) are checksummed there, at many times the speed of the link. Chunks that come
     as they are stored are decoded there, by the codecs of ``links``: their stored bytes are checked before.
     """
 
@@ -42,9 +43,14 @@ class DeviceSink(RestoringSink):
         self._ranges: list[DeviceRange] = []
 
     @staticmethod
-    def verifies(ranges: Sequence[DeviceRange], links: Links) -> bool:
-        """Whether all of the GPUs can checksum."""
-        return all(links[each.ordinal].queue.checksum == "device" for each in ranges)
+    def work(ranges: Sequence[DeviceRange], links: Links, decoding: GpuDecoding) -> SinkWork:
+        """What a source can leave to it: checksums where all of the GPUs can, loading where all have a loader."""
+        return SinkWork(
+            verifies=all(links[each.ordinal].queue.checksum == "device" for each in ranges),
+            decodes=decoding.takes,
+            loads=all(link.loader is not None for link in links),
+            loads_coded=decoding.loads,
+        )
 
     async def check(self, source: Source) -> None:
         self._source = source

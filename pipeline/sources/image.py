@@ -48,6 +48,24 @@ class Counts:
         return ", ".join(f"{name}: {chunks} chunks" for name, chunks in self.decoded_by.items())
 
 
+@dataclass(frozen=True, slots=True)
+class SinkWork:
+    """What of the reading a sink does by itself, and its source leaves.
+
+    ``verifies``: raw chunks go on unread, and it checks them where that is faster (on a GPU). ``decodes``: coded chunks for
+    which this is true go on as they are stored, unread too. ``loads``: chunks that are stored as they are, in local
+    files, go on by their place, unread and unverified; ``loads_coded``: those that it decodes as well.
+    """
+
+    verifies: bool = False
+    decodes: Callable[[Sequence[PlaneRecord]], bool] | None = None
+    loads: bool = False
+    loads_coded: bool = False
+
+
+NOTHING = SinkWork()
+
+
 class ImageSource(Source):
     """Emits the chunks of ``streams`` (positions in the manifest; None: all).
 
@@ -63,28 +81,19 @@ class ImageSource(Source):
         *,
         decode: bool,
         streams: Sequence[str] | None = None,
-        sink_verifies: bool = False,
-        sink_decodes: Callable[[Sequence[PlaneRecord]], bool] | None = None,
         decoder: HostDecoder | None = None,
-        sink_loads: bool = False,
-        loads_coded: bool = False,
         not_decoded: Collection[int] = (),
+        sink: SinkWork = NOTHING,
         damage: Damage | None = None,
     ) -> None:
-        """``sink_verifies``: raw chunks go on unread, and the sink checks them where it is faster (on a GPU).
-        ``sink_decodes``: coded chunks for which this is true go on as they are stored, unread too. ``decoder``: for
-        those that it takes; the others are the CPU's. ``sink_loads``: chunks that are stored as they are, in local
-        files, go on by their place, unread and unverified; ``loads_coded``: those that it decodes as well. ``not_decoded``: codecs that nobody here decodes; their
-        chunks go on as they are stored, verified as such.
+        """``decoder``: for the chunks that it takes; the others are the CPU's. ``not_decoded``: codecs that nobody here
+        decodes; their chunks go on as they are stored, verified as such. ``sink``: what is left to it.
         ``damage``: takes what is wrong with chunks, which are then left out; None: the first of it is raised."""
         self.reader = reader
         self.counts = Counts()
         self._decode = decode
-        self._sink_verifies = sink_verifies
-        self._sink_decodes = sink_decodes
         self._decoder = decoder
-        self._sink_loads = sink_loads
-        self._loads_coded = loads_coded
+        self._sink = sink
         self._not_decoded = frozenset(not_decoded)
         self._damage = damage
         self._chosen = reader.select(streams)
@@ -104,7 +113,7 @@ class ImageSource(Source):
         self._context = context
 
     async def run(self, outlet: Outlet) -> None:
-        count = LOAD_FEEDERS if self._sink_loads else self._fillers()
+        count = LOAD_FEEDERS if self._sink.loads else self._fillers()
         work = self._work()
 
         async def fill() -> None:
@@ -132,7 +141,7 @@ class ImageSource(Source):
         """Tasks that read. Where codec threads work, half as many again as there are, so that none of these waits
         while a chunk is read and its checksum taken."""
         usual = fillers(self._context)
-        if not self._decode or self._sink_decodes is not None or not self.reader.index.has_coded:
+        if not self._decode or self._sink.decodes is not None or not self.reader.index.has_coded:
             return usual
         return max(usual, self._context.codecs.threads * 3 // 2 + 1)
 
@@ -150,8 +159,8 @@ class ImageSource(Source):
         Encoded chunks are read into a ring of their own: a task that holds stored bytes then waits only for
         slots that sinks free, never for one that another such task holds.
         """
-        loads = self._sink_loads and all(
-            self._loads_coded and self._passed_on(row) for row in extent.rows if row.planes
+        loads = self._sink.loads and all(
+            self._sink.loads_coded and self._passed_on(row) for row in extent.rows if row.planes
         )
         if loads and await self._refer(extent, outlet):
             return
@@ -205,7 +214,7 @@ class ImageSource(Source):
 
     def _passed_on(self, row: ChunkRecord) -> bool:
         """Whether the sink decodes it."""
-        return self._sink_decodes is not None and bool(row.planes) and self._sink_decodes(row.planes)
+        return self._sink.decodes is not None and bool(row.planes) and self._sink.decodes(row.planes)
 
     async def _chunk(self, row: ChunkRecord, part: Lease) -> Chunk:
         """The chunk of ``row``, whose stored bytes are ``part``; owns ``part`` when it returns."""
@@ -213,7 +222,7 @@ class ImageSource(Source):
         passed_on = self._passed_on(row)
         takes = self._decode and self._decoder is not None and self._decoder.takes(row.planes)
         decoder = self._decoder if takes else None
-        here = not passed_on and decoder is None and (bool(row.planes) or not self._sink_verifies)
+        here = not passed_on and decoder is None and (bool(row.planes) or not self._sink.verifies)
         if here:
             stored_crc = await context.workers.crc32c(part, row.stored_bytes)
             if stored_crc != row.stored_crc32c:

@@ -8,7 +8,7 @@ from ckptpipe.pipeline.cuda.image_window import ImageWindow
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.reader import Extent, ImageReader
 from ckptpipe.pipeline.image.records import ChunkRecord
-from ckptpipe.pipeline.sources.image import ImageSource
+from ckptpipe.pipeline.sources.image import ImageSource, SinkWork
 
 
 class PoolImageSource(ImageSource):
@@ -19,7 +19,7 @@ class PoolImageSource(ImageSource):
         self, reader: ImageReader, streams: Sequence[str], windows: Mapping[str, ImageWindow] | None = None
     ) -> None:
         """``windows``: streams that have no room for all their chunks at a time."""
-        super().__init__(reader, decode=True, streams=streams, sink_loads=True)
+        super().__init__(reader, decode=True, streams=streams, sink=SinkWork(loads=True))
         self._windows = {reader.select([name])[0]: window for name, window in (windows or {}).items()}
 
     async def _room(self, item: Extent | ChunkRecord) -> None:
