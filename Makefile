@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help build demo test lint typecheck unit test-gpu bench clean
+.PHONY: help build built demo test test-packages lint typecheck unit test-gpu bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,26 +35,37 @@ $(VENV)/.created: | .ci/pick-python
 	|| $(PY) -m pip install -qq --upgrade "pip>=23.1"
 	@touch $@
 
-# The build's own requirements go into the environment too, so that a rebuild needs no network. The modules are
-# compiled once, by the rule after this.
-$(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py
-	@echo "Installing ckptpipe and what its tests, linters and benchmarks need"
+# The build's own requirements go into the environment too, so that a rebuild needs no network.
+$(VENV)/.build-requires: $(VENV)/.created pyproject.toml
 	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	>$(VENV)/build-requires.txt
 	@$(PY) -m pip install -qq -r $(VENV)/build-requires.txt
+	@touch $@
+
+# Side by side with the next: the modules are compiled by that one, and need only the build's requirements.
+$(VENV)/.installed: $(VENV)/.build-requires setup.py
+	@echo "Installing ckptpipe and what its tests, linters and benchmarks need"
 	@CKPT_ONLY=none $(PY) -m pip install -qq --no-build-isolation -e '.[test,lint,bench]'
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.installed $(ENGINE)
+$(VENV)/.built: $(VENV)/.build-requires setup.py $(ENGINE)
+	@echo "Compiling the modules"
 	@if ! $(PY) setup.py -q build_ext --inplace >$(VENV)/build.log 2>&1; then cat $(VENV)/build.log; exit 1; fi
 	@touch $@
 
-build: $(VENV)/.built
+# What these have in front of them is made side by side, each line's output in one piece.
+SIDE_BY_SIDE = +@$(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$$(nproc) -Oline)
+
+build:
+	$(SIDE_BY_SIDE) built
+
+built: $(VENV)/.installed $(VENV)/.built
 
 demo: build
 	@$(PY) -m bench.demo
 
-lint: build
+# Nothing of it needs the compiled modules.
+lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/cython-lint pyx
@@ -62,14 +73,21 @@ lint: build
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 
-typecheck: build
+typecheck: $(VENV)/.installed
 	$(VENV)/bin/mypy
 
-unit: build
+test-packages: $(VENV)/.created
 	@.ci/system-packages test
-	$(PY) -m pytest -m "not gpu" $(PYTEST)
 
-test: lint unit
+unit:
+	$(SIDE_BY_SIDE) built test-packages
+	$(UNIT)
+
+test:
+	$(SIDE_BY_SIDE) built test-packages lint
+	$(UNIT)
+
+UNIT = $(PY) -m pytest -m "not gpu" $$(.ci/test-workers $(PY)) $(PYTEST)
 
 # Only the files with such tests are read, so that what the others import need not be there. With PYTHON=… on the
 # command line that Python runs them as it is, with its own PYTHONPATH: nothing is installed, no network is needed;
@@ -84,8 +102,7 @@ test-gpu: build
 	@$(PY) -m pytest -m gpu $(PYTEST) $(GPU_TESTS)
 endif
 
-bench: build
-	@.ci/system-packages test
+bench: build test-packages
 	@$(PY) -m bench.run
 
 clean:

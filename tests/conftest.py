@@ -25,6 +25,12 @@ _FAILED = pytest.StashKey[bool]()
 _LEDGER = Ledger()
 
 
+def pytest_configure() -> None:
+    """Ctrl-C is heeded even where the tests run as a shell's background job, which ignores it, as its children would."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
     """A fixture that outlives its test may hold things between tests."""
@@ -49,12 +55,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session", autouse=True)
 def _settled_process() -> None:
-    """Start what a process starts once and keeps: libuv's resolver threads and signal pipe.
-
-    Ctrl-C is heeded even where the tests run as a shell's background job, which ignores it, as its children would.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Start what a process starts once and keeps: libuv's resolver threads and signal pipe."""
     try:
         import uvloop
     except ImportError:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,9 +22,11 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python: pip insta
 
 
 @pytest.fixture(autouse=True)
-def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def _runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A runtime directory of the test's own, with a path as short as a real one's: what is said is one screen."""
+    with tempfile.TemporaryDirectory(prefix="run-") as path:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield
 
 
 @pytest.fixture

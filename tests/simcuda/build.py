@@ -5,6 +5,7 @@ Needs a C compiler and nothing else. The results lie in ``build/simcuda/<hash of
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -52,8 +53,17 @@ def build() -> Path:
     if folder.is_dir():
         return folder
     CACHE.mkdir(parents=True, exist_ok=True)
+    # Tests run in several processes: the first compiles, the others wait for it.
+    with (CACHE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            _build_into(folder, compiler)
+    return folder
+
+
+def _build_into(folder: Path, compiler: str) -> None:
     for old in CACHE.iterdir():
-        if time.time() - old.stat().st_mtime > KEEP_SECONDS:
+        if old.is_dir() and time.time() - old.stat().st_mtime > KEEP_SECONDS:
             shutil.rmtree(old, ignore_errors=True)
     fresh = Path(tempfile.mkdtemp(prefix="new-", dir=CACHE))
     try:
@@ -67,14 +77,9 @@ def build() -> Path:
         _compile(compiler, (*shared, *control), [SOURCES / f"{name}.c" for name in CONTROL])
         _compile(compiler, ("-o", str(fresh / "plain_target")), [HERE / "targets" / "plain.c"])
         fresh.chmod(0o755)
-        try:
-            fresh.rename(folder)
-        except OSError:  # another process was first
-            if not folder.is_dir():
-                raise
+        fresh.rename(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return folder
 
 
 def _digest(compiler: str) -> str:
