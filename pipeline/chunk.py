@@ -38,12 +38,13 @@ class Chunk:
 
     ``lease[:stored_bytes]`` are the bytes as they will be stored; zeros follow up to `padded`. A zero chunk
     has no lease; nor has one that was not read, whose bytes lie at ``place`` (only for sinks that can fetch them
-    from there). ``planes`` is empty where the stored bytes are the raw ones. Whoever holds a chunk passes it
-    on or calls `release`, once. ``version``: of a chunk that is sent again, since it changed: the highest counts,
-    in whatever order they arrive.
+    from there), or one that has ``landed``: its sink said where to, and they are there. ``planes`` is empty where the
+    stored bytes are the raw ones. Whoever holds a chunk passes it on or calls `release`, once. ``version``: of a
+    chunk that is sent again, since it changed: the highest counts, in whatever order they arrive.
     """
 
     __slots__ = (
+        "landed",
         "lease",
         "number",
         "place",
@@ -73,6 +74,7 @@ class Chunk:
         self.raw_crc32c = raw_crc32c
         self.lease = lease
         self.place: FilePlace | None = None
+        self.landed = False
         self.stored_bytes = raw_bytes if lease is not None else 0
         self.stored_crc32c = raw_crc32c if lease is not None else 0
         self.transform = 0
@@ -82,7 +84,7 @@ class Chunk:
 
     @property
     def zero(self) -> bool:
-        return self.lease is None and self.place is None
+        return self.lease is None and self.place is None and not self.landed
 
     def encode(
         self,
@@ -109,6 +111,7 @@ class Chunk:
         twin.raw_bytes = self.raw_bytes
         twin.raw_crc32c = self.raw_crc32c
         twin.lease = None if self.lease is None else self.lease.share()
+        twin.landed = self.landed
         twin.place = None if self.place is None else self.place.share()
         twin.stored_bytes = self.stored_bytes
         twin.stored_crc32c = self.stored_crc32c

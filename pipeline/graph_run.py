@@ -115,6 +115,7 @@ async def read_graph(
 ) -> ReadResult:
     meter = Meter()
     await _open(source, context)
+    source.land_in(sink.landing)
     graph = Graph(source, context, phase=phase)
     graph.add_sink(sink)
     try:

@@ -129,6 +129,18 @@ class LocalFile(Protocol):
         """Give this hold up, once."""
 
 
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where stored bytes go that nobody needs in memory: to ``offset`` of the open file ``fd``, or nowhere (-1).
+
+    ``path`` names the file in errors.
+    """
+
+    fd: int = -1
+    offset: int = 0
+    path: str = ""
+
+
 class ObjectWriter(ABC):
     """Appends to one new object. Not visible, or not yet whole, until `finish` returns.
 
@@ -204,9 +216,21 @@ class Backend(ABC):
     async def create(self, name: str, *, lane: int = 0, size_hint: int = 0) -> ObjectWriter: ...
 
     @abstractmethod
-    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
+    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> int | None:
         """Fill ``lease[:nbytes]`` from the object. May scribble over the lease past nbytes up to the next
-        multiple of 4096 (direct reads). ObjectTruncated where the object ends early, ObjectNotFound."""
+        multiple of 4096 (direct reads). ObjectTruncated where the object ends early, ObjectNotFound.
+
+        The CRC32C of these bytes as they lie in the lease, where it was taken on the way; never what a store says
+        of them. None: whoever wants it takes it."""
+
+    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
+        """Bring bytes of the object to ``to`` without a place for all of them in memory; their CRC32C, of the
+        memory that was written out.
+
+        None, the default, where `read_into` has to do it; some bytes may have been written then, as may after an
+        error. When it returns or raises, nothing writes any more. Errors as of `read_into`, and IoError of the file.
+        """
+        return None
 
     async def local_file(self, name: str) -> LocalFile | None:
         """The object as an open file, for a reader that copies out of the page cache by itself (into a GPU's memory).

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sources.abc import Source
+from ckptpipe.storage_backends.abc import Landing
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class Sink(ABC):
 
     @abstractmethod
     async def aclose(self) -> None: ...
+
+    async def landing(self, stream: int, number: int) -> Landing | None:
+        """Where the bytes of a raw chunk may go as they are read, after `begin`: the chunk then comes without a lease,
+        once they are there and have the right checksum. None: it needs one."""
+        return None
 
     def rate_hint(self) -> RateHint:
         """Asked for after `begin`."""

@@ -26,6 +26,7 @@ from ckptpipe.pipeline.sources.abc import Source, Stream
 from ckptpipe.pyx.copy import data_ranges
 from ckptpipe.pyx.errors import io_error
 from ckptpipe.pyx.files import free_space, openat2, rename_noreplace
+from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import NoSpace
 from ckptpipe.storage_backends.quantities import format_bytes
 from ckptpipe.storage_backends.shielded import in_thread, shielded
@@ -52,7 +53,9 @@ class FilesSink(Sink):
     """Restores streams as files below ``directory``: ``files/<path>`` at its path, others under their name.
 
     Files are written under a staging directory inside ``directory`` and renamed to their place when all of
-    them are whole, so that a failed or killed restore leaves no half file. Nothing outside ``directory`` is
+    them are whole, so that a failed or killed restore leaves no half file. So chunks that need no decoder may land
+    there before their checksum is known (`landing`): a file is given its name only when all of its chunks have come
+    with the right ones. Nothing outside ``directory`` is
     written whatever the names are and whatever links lie there (openat2 with RESOLVE_BENEATH and
     RESOLVE_NO_SYMLINKS).
     """
@@ -157,6 +160,17 @@ class FilesSink(Sink):
             if target.stream.nbytes == 0:
                 await self._open(target)
                 await self._close(target)
+
+    async def landing(self, stream: int, number: int) -> Landing | None:
+        """None for a file that is written past the page cache, which takes whole slots, and for one that was sparse,
+        in which holes are left."""
+        target = self._targets[stream]
+        if target.stream.sparse:
+            return None
+        await self._open(target)
+        if target.direct:
+            return None
+        return Landing(target.fd, number * self._context.chunk_bytes, self._where(target))
 
     async def _write(self, chunk: Chunk) -> None:
         target = self._targets[chunk.stream]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.sinks.abc import RestoringSink
 from ckptpipe.pipeline.sources.abc import Source
+from ckptpipe.storage_backends.abc import Landing
 
 
 class NothingSink(RestoringSink):
@@ -23,6 +24,9 @@ class NothingSink(RestoringSink):
         while (chunk := await edge.get()) is not None:
             self.done_bytes += chunk.raw_bytes
             chunk.release()
+
+    async def landing(self, stream: int, number: int) -> Landing:
+        return Landing()
 
     async def aclose(self) -> None:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,14 @@ from ckptpipe.pipeline.image.reader import Extent, ImageReader
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
 from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, zero_chunk
+from ckptpipe.pyx.checksum import crc32c_zeros
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.staging import Lease, StagingRing
+from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
 
 LOAD_FEEDERS = 16  # tasks that pass chunks on; as many read where one has to be read after all
+_LAND_MIN = 256 << 10  # bytes: smaller chunks are read many at a time
 
 
 @dataclass(slots=True)
@@ -108,6 +111,13 @@ class ImageSource(Source):
         self.counts.raw_bytes, self.counts.streams = self.total_bytes, len(self.streams)
         self._position = {chosen: position for position, chosen in enumerate(self._chosen)}
         self._stored_ring: StagingRing | None = None
+        self._landing: Callable[[int, int], Awaitable[Landing | None]] | None = None
+
+    def land_in(self, landing: Callable[[int, int], Awaitable[Landing | None]]) -> None:
+        """Chunks that need no decoder go where ``landing`` of stream and number says, without a slot, where the backend
+        can bring them there; what is emitted has landed and was verified."""
+        if self._decode:
+            self._landing = landing
 
     async def open(self, context: GraphContext) -> None:
         self._context = context
@@ -159,6 +169,8 @@ class ImageSource(Source):
         Encoded chunks are read into a ring of their own: a task that holds stored bytes then waits only for
         slots that sinks free, never for one that another such task holds.
         """
+        if len(extent.rows) == 1 and await self._land(extent.rows[0], outlet):
+            return
         loads = self._sink.loads and all(
             self._sink.loads_coded and self._passed_on(row) for row in extent.rows if row.planes
         )
@@ -169,7 +181,7 @@ class ImageSource(Source):
         with await ring.acquire() as slot:
             name = self.reader.object_name(extent.object)
             try:
-                await self.reader.backend.read_into(name, extent.offset, extent.nbytes, slot)
+                crc = await self.reader.backend.read_into(name, extent.offset, extent.nbytes, slot)
             except (ObjectNotFound, ObjectTruncated) as error:
                 for row in extent.rows:
                     self._bad(await self._missing(row, error), error)
@@ -179,11 +191,38 @@ class ImageSource(Source):
                 part = slot.slice(at, padded(row.stored_bytes))
                 try:
                     with released_on_error(part):
-                        chunk = await self._chunk(row, part)
+                        chunk = await self._chunk(row, part, crc if len(extent.rows) == 1 else None)
                 except ImageCorrupt as error:
                     self._bad(error)
                     continue
                 await outlet.emit(chunk)
+
+    async def _land(self, row: ChunkRecord, outlet: Outlet) -> bool:
+        """Bring the chunk to where its sink wants it; False where it has to be read."""
+        if self._landing is None or row.planes or row.stored_bytes < _LAND_MIN:
+            return False
+        position = self._position[row.stream]
+        to = await self._landing(position, row.number)
+        if to is None:
+            return False
+        name = self.reader.object_name(row.object)
+        try:
+            crc = await self.reader.backend.read_through(name, row.offset, row.stored_bytes, to)
+        except (ObjectNotFound, ObjectTruncated) as error:
+            self._bad(await self._missing(row, error), error)
+            return True
+        if crc is None:
+            self._landing = None  # nor will it be able to do it another time
+            return False
+        if crc != row.stored_crc32c:
+            self._bad(self._corrupt(row, differs("stored", crc, row.stored_crc32c)))
+            return True
+        self.counts.chunks += 1
+        self.counts.stored_bytes += row.stored_bytes
+        chunk = Chunk(position, row.number, row.raw_bytes, row.raw_crc32c, None)
+        chunk.landed = True
+        await outlet.emit(chunk)
+        return True
 
     def _bad(self, error: ImageCorrupt, cause: BaseException | None = None) -> None:
         if self._damage is None:
@@ -216,14 +255,16 @@ class ImageSource(Source):
         """Whether the sink decodes it."""
         return self._sink.decodes is not None and bool(row.planes) and self._sink.decodes(row.planes)
 
-    async def _chunk(self, row: ChunkRecord, part: Lease) -> Chunk:
-        """The chunk of ``row``, whose stored bytes are ``part``; owns ``part`` when it returns."""
+    async def _chunk(self, row: ChunkRecord, part: Lease, found: int | None = None) -> Chunk:
+        """The chunk of ``row``, whose stored bytes are ``part``; owns ``part`` when it returns. ``found``: the checksum
+        of these with their padding, where it was taken as they were read."""
         context = self._context
         passed_on = self._passed_on(row)
         takes = self._decode and self._decoder is not None and self._decoder.takes(row.planes)
         decoder = self._decoder if takes else None
         here = not passed_on and decoder is None and (bool(row.planes) or not self._sink.verifies)
-        if here:
+        padding = padded(row.stored_bytes) - row.stored_bytes
+        if here and found != crc32c_zeros(padding, row.stored_crc32c):  # what is padded otherwise may still be right
             stored_crc = await context.workers.crc32c(part, row.stored_bytes)
             if stored_crc != row.stored_crc32c:
                 raise self._corrupt(row, differs("stored", stored_crc, row.stored_crc32c))

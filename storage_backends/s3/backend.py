@@ -13,6 +13,7 @@ from ckptpipe.storage_backends.abc import (
     BackendContext,
     BackendReport,
     Capabilities,
+    Landing,
     ObjectInfo,
     ObjectWriter,
     PendingUpload,
@@ -22,6 +23,7 @@ from ckptpipe.storage_backends.errors import EndpointUnreachable, ObjectNotFound
 from ckptpipe.storage_backends.options import parse_options
 from ckptpipe.storage_backends.s3.address import Address, check_endpoint, parse_address
 from ckptpipe.storage_backends.s3.client import S3Client, connect
+from ckptpipe.storage_backends.s3.control import Control
 from ckptpipe.storage_backends.s3.multipart import S3Writer, part_target
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, SPARE_PARTS, S3Options
 from ckptpipe.storage_backends.s3.put import decode_crc32c
@@ -44,6 +46,7 @@ class _Shared:
     def __init__(self, client: S3Client, bucket: str) -> None:
         self.client = client
         self.wires = Wires(client, bucket)
+        client.control = Control(client, self.wires)
         self.get = RangedGet(client, bucket, self.wires)
         self.puts = Puts(client, bucket, self.wires)
         self.small = SmallObjects(client, bucket, self.puts)
@@ -174,9 +177,13 @@ class S3Backend(Backend):
         self._shared.writers.add(writer)
         return writer
 
-    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
+    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> int | None:
         self._check_open()
-        await self._shared.get.read_into(self._key(name), self._what(name), offset, nbytes, lease)
+        return await self._shared.get.read_into(self._key(name), self._what(name), offset, nbytes, lease)
+
+    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
+        self._check_open()
+        return await self._shared.get.read_through(self._key(name), self._what(name), offset, nbytes, to)
 
     async def read_bytes(self, name: str, *, limit: int) -> bytes:
         return await self._shared.small.read(self._key(name), self._what(name), limit=limit)

@@ -1,18 +1,21 @@
-"""Ranged GETs into leases: bytes go from the socket into the slot, and a cut one goes on where it stopped."""
+"""Ranged GETs into leases and files: bytes go from the socket to where they belong, and a cut one goes on where it
+stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ckptpipe.pyx.errors import IoError
 from ckptpipe.pyx.staging import Lease
+from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import ObjectTruncated, StorageError, TransientError
-from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
-from ckptpipe.storage_backends.s3.errors import Fault
+from ckptpipe.storage_backends.s3.client import S3Client
+from ckptpipe.storage_backends.s3.errors import Fault, Refused, is_redirect, request_errors
 from ckptpipe.storage_backends.s3.signing import Unsignable
 from ckptpipe.storage_backends.s3.wire import Answer, Wire
-from ckptpipe.storage_backends.s3.wires import Refused, Wires, is_redirect
+from ckptpipe.storage_backends.s3.wires import Wires
 from ckptpipe.storage_backends.shielded import shielded
 
 _PROGRESS = 65536  # bytes that make a cut answer a step forward
@@ -24,17 +27,23 @@ class _NotPlain(Exception):
     """The answer's form is one that only the SDK reads."""
 
 
+class _NotThrough(Exception):
+    """Only memory can take what comes in this way."""
+
+
 @dataclass(slots=True)
 class _Range:
-    """``done`` of ``nbytes`` from ``offset`` are there. ``etag``: of the object that they came from."""
+    """``done`` of ``nbytes`` from ``offset`` are there. ``etag``: of the object that they came from. ``crc32c``: of
+    what is there; None once a part of it came without."""
 
     what: str
     key: str
     offset: int
     nbytes: int
-    target: memoryview
+    target: memoryview | Landing
     done: int = 0
     etag: str = ""
+    crc32c: int | None = 0
 
     @property
     def first(self) -> int:
@@ -52,19 +61,29 @@ class RangedGet:
         self._wires = wires
         self._through_sdk = ""  # why, where it is so
 
-    async def read_into(self, key: str, what: str, offset: int, nbytes: int, lease: Lease) -> None:
+    async def read_into(self, key: str, what: str, offset: int, nbytes: int, lease: Lease) -> int | None:
         if nbytes < 0 or offset < 0 or nbytes > lease.nbytes:
             raise ValueError(f"{nbytes} bytes at {offset} into a lease of {lease.nbytes}")
-        if nbytes == 0:
-            return
         with memoryview(lease) as whole, whole[:nbytes] as target:
-            await self._read(_Range(what, key, offset, nbytes, target))
+            return await self._read(_Range(what, key, offset, nbytes, target))
+
+    async def read_through(self, key: str, what: str, offset: int, nbytes: int, to: Landing) -> int | None:
+        if nbytes < 0 or offset < 0:
+            raise ValueError(f"{nbytes} bytes at {offset}")
+        if self._client.scheme == "https" or self._through_sdk:
+            return None
+        try:
+            return await self._read(_Range(what, key, offset, nbytes, to))
+        except _NotThrough:
+            return None
 
     def _leave_to_sdk(self, why: str) -> None:
         self._through_sdk = why
         self._client.facts.note(f"reads go through the SDK, which copies: {why}")
 
-    async def _read(self, wanted: _Range) -> None:
+    async def _read(self, wanted: _Range) -> int | None:
+        if not wanted.nbytes:
+            return 0
         tries = self._client.attempts()
         redirected = False
         if self._wires.why_not and not self._through_sdk:
@@ -78,7 +97,9 @@ class RangedGet:
                     else:
                         await self._by_wire(wanted)
                     self._client.pace.went_well()
-                    return
+                    return wanted.crc32c
+            except IoError:
+                raise  # of the file that it goes to
             except _NotPlain:
                 self._leave_to_sdk("the store answers in chunks")
                 continue
@@ -87,7 +108,7 @@ class RangedGet:
                 continue
             except Refused as refused:
                 fault = refused.fault
-            except REQUEST_ERRORS as error:
+            except request_errors() as error:
                 fault = self._client.explain(wanted.what, error)
             if wanted.done - before >= _PROGRESS:
                 tries.progressed()
@@ -131,20 +152,32 @@ class RangedGet:
             raise StorageError(f"{wanted.what}: the store ignores Range: it can't be read in parts")
         elif length < left:
             raise _truncated(wanted, length)
+        if isinstance(wanted.target, Landing) and not wire.by_thread:
+            raise _NotThrough
         if not wanted.etag:
             wanted.etag = answer.headers.get("etag", "")
+        await self._receive(wire, answer, wanted, min(length, left))
+        if wanted.done < wanted.nbytes:
+            short = TransientError(f"{wanted.what}: the store sent {length} of {left} bytes")
+            raise Refused(Fault(short, again=True))
+
+    async def _receive(self, wire: Wire, answer: Answer, wanted: _Range, nbytes: int) -> None:
+        target = wanted.target
         try:
-            with wanted.target[wanted.done :] as rest:
+            if isinstance(target, Landing):
+                rest = replace(target, offset=target.offset + wanted.done)
+                await wire.body(rest, nbytes, wanted.crc32c)
+                return
+            with target[wanted.done :] as view:
                 try:
-                    await wire.body(rest, min(length, left))
+                    await wire.body(view, nbytes, wanted.crc32c)
                 except BaseException:
                     await self._out_of(wire)
                     raise
         finally:
             wanted.done += answer.received
-        if wanted.done < wanted.nbytes:
-            short = TransientError(f"{wanted.what}: the store sent {length} of {left} bytes")
-            raise Refused(Fault(short, again=True))
+            if answer.received:
+                wanted.crc32c = answer.crc32c
 
     async def _out_of(self, wire: Wire) -> None:
         """The loop must not have the lease's memory any more when the lease is released."""
@@ -163,11 +196,14 @@ class RangedGet:
         return refused
 
     async def _by_sdk(self, wanted: _Range) -> None:
+        if isinstance(wanted.target, Landing):
+            raise _NotThrough
+        wanted.crc32c = None
         stall = self._client.options.stall_timeout
         loop = asyncio.get_running_loop()
         match = {"IfMatch": wanted.etag} if wanted.etag else {}
         async with asyncio.timeout(stall) as deadline:
-            answer = await self._client.api.get_object(
+            answer = await (await self._client.api()).get_object(
                 Bucket=self._bucket,
                 Key=wanted.key,
                 Range=f"bytes={wanted.first}-{wanted.last}",

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection that receives bodies into the caller's memory, and sends them from there: the loop
-reads the socket straight into the slot (`asyncio.BufferedProtocol`), a thread sends from it (`Sending`). Through
-TLS the loop does both.
+"""One HTTP/1.1 connection that receives bodies into the caller's memory or file, and sends them from memory: threads
+of their own do it (`Receiving`, `Sending`). What is small, and all that goes through TLS, the loop does: it reads
+straight into the caller's memory (`asyncio.BufferedProtocol`).
 
 Only what ranged GETs and PUTs need: one request at a time, answers with Content-Length. Chunked answers are
 read where they are errors, which are small.
@@ -19,7 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
+from ckptpipe.storage_backends.abc import Landing
+from ckptpipe.storage_backends.s3.chunked import Chunked
 from ckptpipe.storage_backends.s3.file_piece import FilePiece
+from ckptpipe.storage_backends.s3.receiving import Receiving
 from ckptpipe.storage_backends.s3.sending import Sending
 from ckptpipe.storage_backends.shielded import shielded
 
@@ -44,12 +47,15 @@ class StaleConnection(WireError):
 
 @dataclass(slots=True)
 class Answer:
-    """``received``: bytes of the body that lie in the destination, or ``text`` where there is none."""
+    """``received``: bytes of the body that lie in the destination, or ``text`` where there is none. ``crc32c``: after
+    them, where a thread received them."""
 
     status: int
     headers: dict[str, str]
     received: int = 0
+    crc32c: int | None = None
     text: bytearray = field(default_factory=bytearray)
+    cut: bool = False
     keep: bool = True
 
     def length(self) -> int | None:
@@ -59,7 +65,7 @@ class Answer:
 
 class Wire(asyncio.BufferedProtocol):
     def __init__(self, senders: Executor | None = None) -> None:
-        """``senders``: whose threads send bodies."""
+        """``senders``: whose threads send and receive bodies."""
         self._senders = senders
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -77,6 +83,7 @@ class Wire(asyncio.BufferedProtocol):
         self._into_view = False
         self._moved = 0
         self._sending: Sending | None = None  # while a request's body is on its way
+        self._receiving: Receiving | None = None  # while an answer's is, on a thread
         self._written = 0  # bytes of it given to the transport, where that sends it
         self._full: asyncio.Future[None] | None = None  # while the transport wants no more
         self._socket: socket.socket | None = None  # where the kernel's low-water mark is ours to set
@@ -95,6 +102,8 @@ class Wire(asyncio.BufferedProtocol):
     def bytes_moved(self) -> int:
         """Received since ever, and what the peer has of the body that is being sent."""
         moved = self._moved
+        if self._receiving is not None:
+            moved += self._receiving.arrived
         transport = self._transport
         if self._sending is not None:
             moved += self._sending.sent - self._unacknowledged()
@@ -114,11 +123,6 @@ class Wire(asyncio.BufferedProtocol):
         return int.from_bytes(space, "little")
 
     # The caller's side.
-
-    @property
-    def by_thread(self) -> bool:
-        """Whether bodies go by a thread, past the loop."""
-        return self._socket is not None and self._senders is not None
 
     async def ask(self, request: bytes, body: Sequence[memoryview | FilePiece] = ()) -> Answer:
         """Send ``request``, and after it ``body``, with pieces of files only `by_thread`; the answer's head. Then call
@@ -203,12 +207,27 @@ class Wire(asyncio.BufferedProtocol):
                     pass  # the transport still queues it: the hold goes when that does
         return True
 
-    async def body(self, destination: memoryview | None, nbytes: int) -> None:
-        """Receive ``nbytes`` of the body into ``destination`` (None: an error document, into the answer)."""
+    @property
+    def by_thread(self) -> bool:
+        """Whether bodies go by a thread, past the loop."""
+        return self._socket is not None and self._senders is not None
+
+    async def body(
+        self, destination: memoryview | Landing | None, nbytes: int, crc32c: int | None = None
+    ) -> None:
+        """Receive ``nbytes`` of the body into ``destination`` (None: an error document, into the answer).
+
+        ``crc32c``: what a checksum goes on from, None where nobody wants it. A landing takes a thread. When this
+        returns or raises, nothing is written to it or to memory any more, as long as threads did it."""
         answer = self._answer
         assert answer is not None and self._transport is not None
+        if isinstance(destination, Landing) or (
+            destination is not None and crc32c is not None and nbytes > _BESIDE_HEAD and self.by_thread
+        ):
+            await self._by_thread(answer, destination, nbytes, crc32c or 0)
+            return
         if destination is None and "chunked" in answer.headers.get("transfer-encoding", "").lower():
-            await self._chunked(answer)
+            await self._chunked(answer, nbytes or _ERROR_MAX)
             return
         self._want = nbytes
         self._view = destination
@@ -238,32 +257,51 @@ class Wire(asyncio.BufferedProtocol):
         if self._head:
             answer.keep = False  # more came than the answer said
 
-    async def _chunked(self, answer: Answer) -> None:
-        """An error document in chunks: read until its end, the limit or the connection's."""
+    async def _by_thread(
+        self, answer: Answer, target: memoryview | Landing, nbytes: int, crc32c: int
+    ) -> None:
+        if self._socket is None or self._senders is None or not self.open:
+            raise WireError("the connection is closed")
+        early = bytes(self._head[:nbytes])
+        del self._head[: len(early)]
+        if self._head:
+            answer.keep = False  # more came than the answer said
+        self._receiving = receiving = Receiving(self._socket.fileno(), nbytes, target, crc32c, early)
+        came, stop = receiving.begin(self._senders)
+        try:
+            await asyncio.wait({came})
+        finally:
+            if not came.done():
+                stop()
+            await shielded(_ended(came))
+            self._receiving = None
+            self._moved += receiving.arrived
+            answer.received, answer.crc32c = receiving.done, receiving.crc32c
+        try:
+            whole = came.result()
+        except ConnectionError as error:
+            raise WireError(str(error)) from error
+        assert whole
+
+    async def _chunked(self, answer: Answer, most: int) -> None:
+        """A document in chunks, into the answer's text: to its end, ``most`` bytes or the connection's end."""
         answer.keep = False
-        raw = self._head
-        while b"\r\n0\r\n" not in raw and not raw.startswith(b"0\r\n") and len(raw) < _ERROR_MAX:
-            self._done = self._loop.create_future()
-            self._want = -1
-            assert self._transport is not None
-            self._transport.resume_reading()
-            try:
+        chunks = Chunked()
+        try:
+            chunks.feed(self._head, answer.text)
+            while not chunks.done and len(answer.text) <= most:
+                self._done = self._loop.create_future()
+                self._want = -1
+                assert self._transport is not None
+                self._transport.resume_reading()
                 await self._done
-            except WireError:
-                break
-            finally:
-                self._done = None
-                self._want = 0
-        while raw:
-            line, found, rest = bytes(raw).partition(b"\r\n")
-            try:
-                size = int(line.split(b";")[0], 16)
-            except ValueError:
-                break
-            if not found or size == 0:
-                break
-            answer.text += rest[:size]
-            raw = bytearray(rest[size + 2 :])
+                chunks.feed(self._head, answer.text)
+        except (ValueError, WireError):
+            pass  # what came may tell enough
+        finally:
+            self._done = None
+            self._want = 0
+        answer.cut = not chunks.done
 
     def idle(self) -> bool:
         """Make it ready for the next request; False where it cannot be kept."""
@@ -427,6 +465,12 @@ class Wire(asyncio.BufferedProtocol):
 async def _outcome(sent: asyncio.Future[bool]) -> bool:
     await asyncio.wait({sent})
     return not sent.cancelled() and sent.result()
+
+
+async def _ended(came: asyncio.Future[bool]) -> None:
+    await asyncio.wait({came})
+    if not came.cancelled():
+        came.exception()  # seen, also where a cancellation is raised
 
 
 def _parse_head(head: bytes) -> Answer:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 
+from ckptpipe.pyx.checksum import crc32c
+from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import (
     BadName,
     ObjectExists,
@@ -123,6 +126,30 @@ async def reads_past_the_end(bench: Bench) -> None:
         for offset, nbytes in ((0, 2 * PAGE + 1), (PAGE, 2 * PAGE), (2 * PAGE, 1), (64 * PAGE, PAGE)):
             with raises(ObjectTruncated, f"{nbytes} bytes at {offset} of {2 * PAGE}"):
                 await bench.backend.read_into("object-1", offset, nbytes, lease)
+
+
+async def reads_through(bench: Bench) -> None:
+    """Into a file and nowhere, where the backend can do that: the same bytes, their checksum, the same errors."""
+    data = data_of(1, 2 * SLOT + PAGE)
+    await bench.write("object-1", data)
+    with tempfile.TemporaryFile() as file:
+        for start, nbytes in ((0, len(data)), (1, SLOT), (PAGE, 2 * PAGE), (len(data) - 1, 1)):
+            file.truncate(0)
+            found = await bench.backend.read_through(
+                "object-1", start, nbytes, Landing(file.fileno(), 100, "a temporary file")
+            )
+            if found is None:
+                return
+            wanted = data[start : start + nbytes]
+            file.seek(0)
+            expect(file.read() == bytes(100) + wanted, f"other bytes at {start}, {nbytes} long")
+            expect(found == crc32c(wanted), f"another checksum at {start}, {nbytes} long")
+            found = await bench.backend.read_through("object-1", start, nbytes, Landing())
+            expect(found == crc32c(wanted), f"another checksum at {start}, {nbytes} long, nowhere")
+    with raises(ObjectTruncated, "read_through past the end"):
+        await bench.backend.read_through("object-1", 2 * SLOT, SLOT, Landing())
+    with raises(ObjectNotFound, "read_through of nothing"):
+        await bench.backend.read_through("nothing", 0, PAGE, Landing())
 
 
 async def cancelled_reads(bench: Bench) -> None:
@@ -320,6 +347,7 @@ CASES = [
     ranged_reads,
     reads_into_part_of_a_lease,
     reads_past_the_end,
+    reads_through,
     cancelled_reads,
     missing_objects,
     small_objects,

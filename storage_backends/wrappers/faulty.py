@@ -22,6 +22,7 @@ from ckptpipe.storage_backends.abc import (
     BackendContext,
     BackendReport,
     Extent,
+    Landing,
     LocalFile,
     NoOptions,
     ObjectInfo,
@@ -187,7 +188,7 @@ class FaultyBackend(Backend):
             raise
         return FaultyWriter(writer, self.faults)
 
-    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
+    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> int | None:
         faults = await self.faults.meet("read_into")
         for fault in faults:
             if fault.kind == "truncate" and offset + nbytes > fault.position:
@@ -200,6 +201,10 @@ class FaultyBackend(Backend):
                 with memoryview(lease) as view:
                     view[fault.position] ^= 1
         self.faults.after(faults)
+        return None  # whoever wants a checksum takes that of the damaged bytes
+
+    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
+        return None  # each read is to go through `read_into`
 
     async def local_file(self, name: str) -> LocalFile | None:
         return None  # each read is to go through here

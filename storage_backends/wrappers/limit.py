@@ -15,6 +15,7 @@ from ckptpipe.storage_backends.abc import (
     BackendContext,
     BackendReport,
     Extent,
+    Landing,
     LocalFile,
     ObjectInfo,
     ObjectWriter,
@@ -97,9 +98,12 @@ class LimitBackend(Backend):
     async def create(self, name: str, *, lane: int = 0, size_hint: int = 0) -> ObjectWriter:
         return LimitWriter(await self.inner.create(name, lane=lane, size_hint=size_hint), self.limit)
 
-    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
+    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> int | None:
         await self.limit.take(nbytes)
-        await self.inner.read_into(name, offset, nbytes, lease)
+        return await self.inner.read_into(name, offset, nbytes, lease)
+
+    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
+        return None  # each read is taken from the limit once
 
     async def local_file(self, name: str) -> LocalFile | None:
         return None  # each read is to go through here

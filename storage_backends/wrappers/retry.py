@@ -19,6 +19,7 @@ from ckptpipe.storage_backends.abc import (
     Backend,
     BackendContext,
     BackendReport,
+    Landing,
     LocalFile,
     ObjectInfo,
     ObjectWriter,
@@ -102,8 +103,11 @@ class RetryBackend(Backend):
     async def create(self, name: str, *, lane: int = 0, size_hint: int = 0) -> ObjectWriter:
         return await self._again(lambda _: self.inner.create(name, lane=lane, size_hint=size_hint))
 
-    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> None:
-        await self._again(lambda _: self.inner.read_into(name, offset, nbytes, lease))
+    async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> int | None:
+        return await self._again(lambda _: self.inner.read_into(name, offset, nbytes, lease))
+
+    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
+        return await self._again(lambda _: self.inner.read_through(name, offset, nbytes, to))
 
     async def local_file(self, name: str) -> LocalFile | None:
         return None  # each read is to go through here
