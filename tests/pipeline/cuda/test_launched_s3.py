@@ -201,8 +201,9 @@ def test_a_part_that_has_to_be_sent_twice(
     nothing_is_held(it)
 
 
-@pytest.mark.parametrize("evict", [False, True])
-@pytest.mark.parametrize("how", ["fails", "stalls", "refuses the manifest"])
+@pytest.mark.parametrize(
+    ("how", "evict"), [("fails", False), ("fails", True), ("stalls", True), ("refuses the manifest", True)]
+)
 def test_a_store_that_ends_a_save_leaves_the_process_running(
     world: SimWorld,
     launch: Launch,
