@@ -1,14 +1,12 @@
 /* The driver's side of a checkpoint and a restore, without a driver: see launch_pieces.py.
  *
  * A transfer is imitated by waiting awake for so many microseconds; then a piece is copied, and what that takes is
- * what the driver waits for. One line a way: its name, microseconds a piece into the pool, out of it, and how many pieces
- * were deferred.
+ * what the driver waits for. One line a way: its name, microseconds a piece into the pool, and out of it.
  */
 #define _GNU_SOURCE
 #include "copies.h"
 #include "futex.h"
 #include "next.h"
-#include "probes.h"
 #include "ring.h"
 #include "stores.h"
 
@@ -19,18 +17,7 @@
 #include <sys/mman.h>
 
 #define PIECE (2u << 20)
-#define STAGING 27 /* buffers of the driver's, in turn */
-
-void ckpt_probe_mapped(void) {}
-void ckpt_probe_returned(void) {}
-void ckpt_probe_copy(const void *destination, const void *source) {
-    (void)destination;
-    (void)source;
-}
-void ckpt_probe_drained(void) {}
-void ckpt_probe_copied(int into) { (void)into; }
-size_t ckpt_probe_bytes(size_t bytes) { return bytes; }
-void ckpt_probe_storing(unsigned worker) { (void)worker; }
+#define STAGING 2 /* buffers of the driver's, in turn */
 
 static unsigned char *map(size_t bytes) {
     void *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -44,17 +31,13 @@ static void transfer(unsigned us) {
     for (uint64_t until = ckpt_now_ns() + us * 1000ull; ckpt_now_ns() < until;) ckpt_pause();
 }
 
-static void stored(const struct ckpt_stored *stored) { (void)stored; }
-
 static double into(unsigned char *pool, unsigned char *staging, size_t pieces, unsigned us) {
     uint64_t spent = 0;
     for (size_t i = 0; i < pieces; i++) {
         unsigned char *from = staging + i % STAGING * PIECE;
-        *(size_t *)from = i; /* no two pieces are alike */
         transfer(us);
         uint64_t start = ckpt_now_ns();
-        struct ckpt_stored told = {stored, 0, 0, 0, 0};
-        ckpt_copies_write(pool + i * PIECE, from, PIECE, 1, i + 1 == pieces, &told);
+        ckpt_copies_write(pool + i * PIECE, from, PIECE);
         spent += ckpt_now_ns() - start;
     }
     return (double)spent / (double)pieces / 1e3;
@@ -82,29 +65,23 @@ int main(int count, char **argument) {
     } way[] = {
         {"parked", 0, {.read_streams = 1}},
         {"awake", 1, {.read_streams = 1}},
-        {"awake, plain", 1, {0}},
-        {"parked, deferred, ahead", 0, {.defer = 8, .shares = 1, .read_ahead = 1, .fetch_level = 2, .read_streams = 1}},
-        {"awake, deferred in halves, ahead, aside", 1,
-         {.defer = 8, .shares = 2, .store_awake_us = 60, .read_ahead = 1, .fetch_level = 2, .read_streams = 1, .aside = 1}},
-        {"awake, deferred in quarters, 2 ahead, aside", 1,
-         {.defer = 8, .shares = 4, .store_awake_us = 60, .read_ahead = 2, .fetch_level = 2, .read_streams = 1, .aside = 1}},
+        {"awake, demoted", 1, {.demote = CKPT_DEMOTE, .block = 16u << 10, .read_streams = 1}},
+        {"awake, demoted, out of the image plain", 1, {.demote = CKPT_DEMOTE, .block = 16u << 10}},
+        {"awake, demoted, ahead", 1, {.demote = CKPT_DEMOTE, .block = 16u << 10, .read_streams = 1, .read_ahead = 1}},
+        {"awake, demoted, ahead, aside", 1,
+         {.demote = CKPT_DEMOTE, .block = 16u << 10, .read_streams = 1, .read_ahead = 1, .aside = 1}},
     };
     ckpt_next_find();
     ckpt_stores_choose();
     struct ckpt_ring_options options = {NULL, 0};
     if (ckpt_ring_start(threads, &options) != threads) return 1;
-    ckpt_copies_start(&(struct ckpt_copies_options){.defer = 8}, NULL);
     unsigned char *pool = map(pieces * PIECE), *staging = map(STAGING * PIECE);
     for (unsigned round = 0; round < rounds; round++)
         for (size_t i = 0; i < sizeof way / sizeof way[0]; i++) {
             ckpt_ring_limit(threads, way[i].awake ? 3 * us + 50 : 0);
-            ckpt_copies_set(&way[i].options, 0);
-            struct ckpt_copies_counts before, after;
-            ckpt_copies_count(&before);
+            ckpt_copies_set(&way[i].options);
             double in = into(pool, staging, pieces, us);
-            ckpt_copies_count(&after);
-            printf("%s;%.2f;%.2f;%llu\n", way[i].name, in, out(pool, staging, pieces, us),
-                   (unsigned long long)(after.deferred - before.deferred));
+            printf("%s;%.2f;%.2f\n", way[i].name, in, out(pool, staging, pieces, us));
         }
     return 0;
 }

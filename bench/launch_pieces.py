@@ -3,7 +3,7 @@
     python -m bench.launch_pieces [--pieces 512] [--threads 8 16] [--transfer 38] [--rounds 3]
 
 A thread waits awake for as long as a transfer of 2 MiB takes, then copies the piece into a pool, over and over; and
-the reverse. What it lacks of a real driver: transfers that write to memory and to the last cache.
+the reverse. What it lacks of a real driver: transfers, which have to take a buffer's lines out of the cores' caches.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from bench.launched import SOURCES
 from bench.report import Answer, Table
 
-PARTS = ("copies", "deferred", "next", "ring", "rotation", "stores")
+PARTS = ("copies", "next", "ring", "stores")
 
 
 def compiled(folder: Path) -> Path:
     made = folder / "launch_pieces"
     sources = [str(Path(__file__).with_suffix(".c")), *(str(SOURCES / f"{part}.c") for part in PARTS)]
-    command = ["cc", "-std=c11", "-O2", "-pthread", "-fno-builtin", "-DCKPT_PROBES", f"-I{SOURCES}"]
+    command = ["cc", "-std=c11", "-O2", "-pthread", "-fno-builtin", f"-I{SOURCES}"]
     subprocess.run([*command, "-o", str(made), *sources, "-ldl"], check=True)
     return made
 
 
 def compare(pieces: int, threads: Sequence[int], transfer: int, rounds: int) -> Answer:
-    table = Table(("threads", "way", "into us", "out of us", "deferred"), ("", "", ".1f", ".1f", ".0f"))
+    table = Table(("threads", "way", "into us", "out of us"), ("", "", ".1f", ".1f"))
     with tempfile.TemporaryDirectory() as folder:
         program = compiled(Path(folder))
         for count in threads:

@@ -75,7 +75,6 @@ cdef extern from "control_atomics.h" nogil:
     uint64_t ckpt_image_watermark(const ckpt_image* image)
     uint64_t ckpt_image_high(const ckpt_image* image)
     uint64_t ckpt_image_written(const ckpt_image* image)
-    uint64_t ckpt_image_accepted(const ckpt_image* image)
     uint64_t ckpt_image_read(const ckpt_image* image)
     uint32_t ckpt_image_flags(const ckpt_image* image)
     uint32_t ckpt_image_late_count(const ckpt_image* image)
@@ -301,13 +300,6 @@ cdef class ControlPage:
         """Bytes of the image that are written without a gap. LookupError once the image is gone."""
         cdef ckpt_image* image = self._image(slot, generation)
         return min(ckpt_image_watermark(image), image.bytes)
-
-    def pending(self, uint32_t slot, uint64_t generation):
-        """Bytes that the driver's copies brought and that are not stored yet. LookupError once the image
-        is gone. While it is not 0, nothing above the watermark may be read, whatever has returned."""
-        cdef ckpt_image* image = self._image(slot, generation)
-        cdef uint64_t written = ckpt_image_written(image)  # first: what it counts was accepted before
-        return ckpt_image_accepted(image) - written
 
     def pieces(self, uint64_t first, uint64_t count):
         """``count`` pairs (started, finished) of 32-bit numbers, native order, from piece ``first``.

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from ckptpipe.pipeline.cuda.errors import TargetError
 from ckptpipe.pipeline.launch import Handover, HandoverFailed, NotLaunched
 from ckptpipe.pyx.control_page import ControlPage, ControlPageError, ImageState, PoolState, sealed_bytes
-from ckptpipe.pyx.errors import StuckIo
 from ckptpipe.pyx.pool_mapping import PoolMapping
 from ckptpipe.pyx.staging import Lease, lease_range
 
 PIECE = 2 << 20  # bytes; images begin at multiples of it, and whole pieces are punched
 MADE_WITHIN = 10.0  # seconds for a pool that is being made
-STORED_WITHIN = 10.0  # seconds for what the driver's last copies left to be stored: usually some microseconds
 STILL, ORPHANED = 600.0, 5.0  # seconds that a driver waits at the gate of an image that is not there
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 
@@ -138,35 +136,6 @@ class LaunchedPool:
                 cure=f"end it (kill {self.pid}) and start it again from an earlier checkpoint",
             )
 
-    def pending(self) -> int:
-        """Bytes of the driver's copies that are not stored yet."""
-        found = 0
-        for image in self.page.images():
-            with contextlib.suppress(LookupError):  # given back since
-                found += self.page.pending(image.slot, image.generation)
-        return found
-
-    def stored(self) -> None:
-        """Wait until all that the driver's call left to be stored is. StuckIo where that does not happen. Blocks.
-
-        Until then nothing may be read but what lies below the watermark, though the call has returned.
-        """
-        until = time.monotonic() + STORED_WITHIN
-        while True:
-            seen = self.page.events
-            if not (pending := self.pending()):
-                return
-            if (left := until - time.monotonic()) <= 0 or not _runs(self.pid):
-                break
-            self.page.wait(seen, min(left, 0.05))
-        raise StuckIo(
-            f"process {self.pid} does not store the last {pending} bytes of its checkpoint image: "
-            + ("it is stopped, or gets no CPU" if _runs(self.pid) else "it has ended"),
-            cure=f"continue it (kill -CONT {self.pid}) and save again"
-            if _runs(self.pid)
-            else "start it again from an earlier checkpoint",
-        )
-
     # -- memory ------------------------------------------------------------------------------------------
 
     def map(self, *, writable: bool = False) -> None:
@@ -214,7 +183,6 @@ class LaunchedPool:
         """
         if self._lent:
             raise RuntimeError("the pool is still being read")
-        self.stored()
         self.require(images)
         before = os.fstat(self._pool).st_blocks
         self.page.deadlines(still=STILL, orphaned=ORPHANED)
@@ -302,15 +270,6 @@ class LaunchedPool:
             if number == 4:  # EINTR
                 continue
             raise OSError(number, f"fallocate: {os.strerror(number)}", f"pool of pid {self.pid}")
-
-
-def _runs(pid: int) -> bool:
-    """Whether it is there, and no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

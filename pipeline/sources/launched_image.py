@@ -120,7 +120,6 @@ class LaunchedImageSource(DriverImageSource):
             call = group.create_task(session.checkpoint())
             if self.early and known is not False:
                 await self._follow(session, call, was.generation)
-        await in_thread(pool.stored)
         await in_thread(pool.handover.settle)
         await in_thread(pool.handover.disarm)
         state = pool.state

@@ -1,6 +1,7 @@
 #include "config.h"
 
 #include "control.h"
+#include "stores.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@ struct ckpt_config ckpt_config = {
     .numa_node = -1,
     .image_bytes_min = 1u << 20,
     .awake_us = -1,
-    .copies = {.shares = 1, .read_ahead = 1, .fetch_level = 2, .lane_steps = 1},
+    .copies = {.demote = CKPT_DEMOTE, .block = 16u << 10, .read_streams = 1, .read_ahead = 1},
 };
 
 struct text {
@@ -71,20 +72,14 @@ static void set(struct text key, struct text value) {
         config->image_bytes_min = number(value);
     } else if (is(key, "awake-us")) {
         config->awake_us = (int)small(value, 1000000);
-    } else if (is(key, "defer")) {
-        config->copies.defer = small(value, CKPT_DEFERRED_MOST);
-    } else if (is(key, "shares")) {
-        config->copies.shares = small(value, 16);
-    } else if (is(key, "store-awake-us")) {
-        config->copies.store_awake_us = small(value, 1000000);
+    } else if (is(key, "demote")) {
+        config->copies.demote = small(value, CKPT_DEMOTE_FLUSH);
+    } else if (is(key, "block")) {
+        config->copies.block = small(value, 1u << 30);
     } else if (is(key, "copy-out")) {
         config->copies.read_streams = is(value, "stream");
     } else if (is(key, "read-ahead")) {
         config->copies.read_ahead = small(value, 8);
-    } else if (is(key, "fetch-level")) {
-        config->copies.fetch_level = small(value, 3);
-    } else if (is(key, "lane-steps")) {
-        config->copies.lane_steps = small(value, 64);
     } else if (is(key, "aside")) {
         config->copies.aside = number(value) != 0;
     } else if (is(key, "hook")) {

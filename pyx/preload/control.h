@@ -64,7 +64,6 @@ enum ckpt_image_flag {
     CKPT_IMAGE_SETTLED = 1,   /* ranges that were never written hold zeros */
     CKPT_IMAGE_UNTRACKED = 2, /* more gaps than could be remembered: `watermark` stands still, the piece table is right */
     CKPT_IMAGE_MOVED = 4,     /* mapped at an address that the driver asked for */
-    CKPT_IMAGE_TORN = 8,      /* the driver overwrote what was still being copied: this image is lost, see `torn` */
 };
 
 enum ckpt_pages { CKPT_PAGES_AUTO = 0, CKPT_PAGES_SMALL = 1, CKPT_PAGES_THP = 2, CKPT_PAGES_HUGETLB = 3 };
@@ -121,11 +120,7 @@ struct ckpt_image {
     _Atomic uint64_t consumed; /* with a window: no copy that is under way needs bytes below it */
     _Atomic uint32_t readers;  /* with a window: copies out of it that are under way */
     _Atomic uint32_t waiting;  /* copies that wait at the gate now */
-    _Atomic uint64_t accepted; /* bytes that the driver's copies brought; all of them are stored when `written` equals it */
-    _Atomic uint64_t torn;     /* where the first such piece begins; set before its bytes are published */
-    _Atomic uint32_t deferred; /* pieces that were stored after the driver's call for them returned */
-    uint32_t padding2;
-    uint64_t reserved[7];
+    uint64_t reserved[10];
 };
 
 struct ckpt_late {

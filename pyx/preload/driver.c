@@ -3,7 +3,6 @@
 
 #include "config.h"
 #include "control_page.h"
-#include "copies.h"
 #include "handover_server.h"
 #include "image.h"
 #include "next.h"
@@ -116,7 +115,6 @@ void *ckpt_driver_mmap(void *address, size_t bytes, int protection, int flags, i
 
 int ckpt_driver_munmap(void *address, size_t bytes) {
     if (ckpt_image_near(address, bytes) && ckpt_image_unmap(address, bytes)) return 0;
-    ckpt_copies_drain(); /* it may be what is still copied from */
     return ckpt_next.munmap(address, bytes);
 }
 

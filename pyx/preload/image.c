@@ -36,8 +36,6 @@ static struct {
     uint64_t space;  /* bytes of the pool */
     uint64_t mapped; /* bytes in the process: at an address of the driver's choice not one page more than it asked */
     struct ckpt_written written;
-    uint64_t next;    /* where the driver's last write ended */
-    uint64_t reached; /* the furthest end of a write, stored or not */
 } slots[CKPT_IMAGES];
 static pthread_mutex_t tracking = PTHREAD_MUTEX_INITIALIZER; /* of slots[] but their sizes, late lists and watermarks */
 
@@ -124,7 +122,6 @@ static void open_slot(unsigned slot, uint64_t offset, uint64_t space, uint64_t b
     slots[slot].space = space;
     slots[slot].mapped = kept ? space : whole_pages(bytes);
     ckpt_written_clear(&slots[slot].written);
-    slots[slot].next = slots[slot].reached = 0;
     ckpt_window_clear(slot);
     memset(ckpt_control_pieces() + offset / CKPT_PIECE_BYTES, 0, space / CKPT_PIECE_BYTES * sizeof(struct ckpt_piece));
     image->generation = atomic_fetch_add(&ckpt_control->generation, 1) + 1;
@@ -204,7 +201,6 @@ static void close_slot(unsigned i) {
 int ckpt_image_unmap(void *address, size_t bytes) {
     uint64_t start = (uint64_t)address, end = start + whole_pages(bytes);
     int answer = 0, before = errno;
-    ckpt_copies_drain();
     pthread_mutex_lock(&ckpt_pool_lock);
     for (unsigned i = 0; i < CKPT_IMAGES; i++) {
         struct ckpt_image *image = image_at(i);
@@ -247,19 +243,14 @@ static struct ckpt_piece *pieces_of(const struct ckpt_image *image, uint64_t sta
     return ckpt_control_pieces() + first;
 }
 
-/* Whether it goes on where the last write ended, in the usual size, to where nothing was written yet. */
-static int write_begins(unsigned i, uint64_t start, uint64_t end) {
+static void write_begins(unsigned i, uint64_t start, uint64_t end) {
     struct ckpt_image *image = image_at(i);
     uint64_t count;
     struct ckpt_piece *pieces = pieces_of(image, start, end, &count);
     pthread_mutex_lock(&tracking);
-    atomic_fetch_add(&image->accepted, end - start);
-    int late = start < slots[i].reached, usual = !late && start == slots[i].next && end - start <= CKPT_PIECE_BYTES;
-    slots[i].next = end;
-    if (end > slots[i].reached) slots[i].reached = end;
     for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].started, 1);
     if (!image->began_ns) image->began_ns = ckpt_now_ns();
-    if (late) {
+    if (start < atomic_load(&image->high)) {
         uint64_t serial = atomic_load(&ckpt_control->late_serial) + 1;
         ckpt_control->late[(serial - 1) % CKPT_LATE] =
             (struct ckpt_late){image->generation, start, end - start, serial};
@@ -267,30 +258,22 @@ static int write_begins(unsigned i, uint64_t start, uint64_t end) {
         atomic_store(&ckpt_control->late_serial, serial);
     }
     pthread_mutex_unlock(&tracking);
-    return usual;
 }
 
-/* Called by whoever stored the last of it. */
-static void write_ends(const struct ckpt_stored *stored) {
-    unsigned i = stored->image;
-    uint64_t start = stored->start, end = stored->end;
+static void write_ends(unsigned i, uint64_t start, uint64_t end) {
     struct ckpt_image *image = image_at(i);
     uint64_t count;
     struct ckpt_piece *pieces = pieces_of(image, start, end, &count);
     pthread_mutex_lock(&tracking);
-    if (stored->torn && !(atomic_load(&image->flags) & CKPT_IMAGE_TORN)) {
-        atomic_store(&image->torn, start);
-        atomic_fetch_or(&image->flags, CKPT_IMAGE_TORN); /* before anybody may take these bytes for good ones */
-    }
     for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].finished, 1);
     ckpt_written_add(&slots[i].written, start, end);
     if (slots[i].written.overflow) atomic_fetch_or(&image->flags, CKPT_IMAGE_UNTRACKED);
     image->ended_ns = ckpt_now_ns();
+    atomic_fetch_add(&image->written, end - start);
     atomic_fetch_add(&image->copies, 1);
     if (end > atomic_load(&image->high)) atomic_store(&image->high, end);
     uint64_t prefix = ckpt_written_prefix(&slots[i].written);
     atomic_store(&image->watermark, prefix < image->bytes ? prefix : image->bytes);
-    atomic_fetch_add(&image->written, end - start); /* the last: who finds it equal to `accepted` finds all of it */
     pthread_mutex_unlock(&tracking);
     ckpt_control_event();
 }
@@ -331,7 +314,6 @@ static uint64_t settle(unsigned i) {
 
 uint64_t ckpt_images_settle(void) {
     uint64_t filled = 0;
-    ckpt_copies_drain();
     pthread_mutex_lock(&ckpt_pool_lock);
     for (unsigned i = 0; i < CKPT_IMAGES; i++)
         if (is_mapped(i)) filled += settle(i);
@@ -354,8 +336,6 @@ static void map_pages(const struct ckpt_image *image) {
 /* The first copy that reads an image says so. */
 static void reading_begins(unsigned i) {
     struct ckpt_image *image = image_at(i);
-    if (atomic_load(&image->flags) & CKPT_IMAGE_TORN)
-        ckpt_gate_end("the driver overwrote its own buffer while a piece of the image was copied out of it");
     if (atomic_load(&image->phase) == CKPT_PHASE_WRITING) {
         uint32_t writing = CKPT_PHASE_WRITING;
         pthread_mutex_lock(&ckpt_pool_lock);
@@ -447,10 +427,9 @@ static void read_image(unsigned i, unsigned char *destination, const unsigned ch
 }
 
 static void write_image(unsigned i, void *destination, const void *source, size_t bytes, uint64_t start, uint64_t end) {
-    struct ckpt_stored stored = {write_ends, i, start, end, 0};
-    int usual = write_begins(i, start, end) && end - start == bytes, last = end >= image_at(i)->bytes;
-    if (ckpt_copies_write(destination, source, ckpt_probe_bytes(bytes), usual, last, &stored))
-        atomic_fetch_add(&image_at(i)->deferred, 1);
+    write_begins(i, start, end);
+    ckpt_copies_write(destination, source, ckpt_probe_bytes(bytes));
+    write_ends(i, start, end);
 }
 
 void ckpt_image_copy(void *destination, const void *source, size_t bytes, int overlap) {
@@ -459,8 +438,6 @@ void ckpt_image_copy(void *destination, const void *source, size_t bytes, int ov
     int before = errno;
     ckpt_probe_copy(destination, source);
     int to = find_image(destination, bytes, &to_start, &to_end), from = find_image(source, bytes, &from_start, &from_end);
-    if (to < 0 || from >= 0) ckpt_copies_drain(); /* whatever earlier copies left to be stored */
-    ckpt_probe_drained();
     if (from >= 0) reading_begins((unsigned)from);
     if (to < 0 && from < 0) { /* near an image, but not in it */
         (overlap ? ckpt_next.memmove : ckpt_next.memcpy)(destination, source, bytes);
@@ -474,7 +451,7 @@ void ckpt_image_copy(void *destination, const void *source, size_t bytes, int ov
         pass_gate(image_at((unsigned)from), from_start, from_end);
         write_begins((unsigned)to, to_start, to_end);
         ckpt_next.memmove(destination, source, bytes);
-        write_ends(&(struct ckpt_stored){write_ends, (unsigned)to, to_start, to_end, 0});
+        write_ends((unsigned)to, to_start, to_end);
         read_ends((unsigned)from, from_start, from_end);
     }
     ckpt_probe_copied(to >= 0);
@@ -485,7 +462,6 @@ void ckpt_images_forget(void) {
     atomic_store(&ckpt_image_low, 0);
     atomic_store(&ckpt_image_high, 0);
     memset(slots, 0, sizeof slots);
-    ckpt_copies_forget();
     ckpt_windows_forget();
     pthread_mutex_init(&tracking, NULL);
 }

@@ -64,6 +64,14 @@ static int gone(int reason, const char *what, int error) {
     return reason;
 }
 
+/* Not where they would take a processor, or time of one, from somebody. */
+static unsigned awake_us(unsigned cpus, unsigned threads) {
+    unsigned quota = ckpt_cpu_quota();
+    if (ckpt_config.awake_us >= 0) return (unsigned)ckpt_config.awake_us;
+    if (quota < cpus) cpus = quota;
+    return cpus >= AWAKE_CPUS && threads <= cpus ? AWAKE_US : 0;
+}
+
 static void prepare_workers(void) {
     cpu_set_t cpus;
     int node = ckpt_config.numa_node;
@@ -72,12 +80,10 @@ static void prepare_workers(void) {
     int count = ckpt_node_cpus(node, &cpus);
     if (!count && node >= 0) count = ckpt_node_cpus(node = -1, &cpus);
     unsigned threads = ckpt_config.workers ? ckpt_config.workers : count > MAX_WORKERS ? MAX_WORKERS : (unsigned)count;
-    int awake = ckpt_config.awake_us;
-    if (awake < 0) awake = count >= AWAKE_CPUS && threads <= (unsigned)count ? AWAKE_US : 0;
-    struct ckpt_ring_options options = {node >= 0 ? &cpus : NULL, (unsigned)awake};
+    struct ckpt_ring_options options = {node >= 0 ? &cpus : NULL, awake_us((unsigned)count, threads)};
     ckpt_stores_choose();
     ckpt_control->workers = ckpt_ring_start(threads ? threads : 1, &options);
-    ckpt_copies_start(&ckpt_config.copies, options.cpus);
+    ckpt_copies_set(&ckpt_config.copies);
     ckpt_control->numa_node = node;
     strncpy(ckpt_control->stores, ckpt_stores_name(), sizeof ckpt_control->stores - 1);
 }

@@ -6,13 +6,11 @@
 #include <stddef.h>
 
 #ifdef CKPT_PROBES
-void ckpt_probe_mapped(void);             /* an image was mapped */
-void ckpt_probe_returned(void);           /* and given back */
+void ckpt_probe_mapped(void);          /* an image was mapped */
+void ckpt_probe_returned(void);        /* and given back */
 void ckpt_probe_copy(const void *destination, const void *source); /* the driver begins a copy, */
-void ckpt_probe_drained(void);            /* what the one before it left was stored, */
-void ckpt_probe_copied(int into);         /* and it goes on: a copy into an image, or out of it */
-size_t ckpt_probe_bytes(size_t bytes);    /* how much of a copy is really made */
-void ckpt_probe_storing(unsigned worker); /* a worker is about to store behind the driver */
+void ckpt_probe_copied(int into);      /* and it goes on: a copy into an image, or out of it */
+size_t ckpt_probe_bytes(size_t bytes); /* how much of a copy is really made */
 #else
 static inline void ckpt_probe_mapped(void) {}
 static inline void ckpt_probe_returned(void) {}
@@ -20,10 +18,8 @@ static inline void ckpt_probe_copy(const void *destination, const void *source) 
     (void)destination;
     (void)source;
 }
-static inline void ckpt_probe_drained(void) {}
 static inline void ckpt_probe_copied(int into) { (void)into; }
 static inline size_t ckpt_probe_bytes(size_t bytes) { return bytes; }
-static inline void ckpt_probe_storing(unsigned worker) { (void)worker; }
 #endif
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,17 +73,52 @@ static void narrow_by_group(struct bound *bound, const char *folder, const char 
     narrow(bound, limit > used ? limit - used : 0, folder);
 }
 
+/* The bounds of a group; `version` of cgroups. */
+typedef void group_call(void *context, const char *folder, int version);
+
 /* The group and every one above it; a path that leads out of this process's view ends at the root. */
-static void narrow_by_groups(struct bound *bound, const char *root, char *path, const char *limit_file,
-                             const char *usage_file, const char *cache_key) {
+static void walk_up(const char *root, char *path, int version, group_call *call, void *context) {
     char folder[480];
+    if (strcmp(path, "/") == 0 || strncmp(path, "/../", 4) == 0) path[0] = 0;
     for (;;) {
         snprintf(folder, sizeof folder, "%s%s", root, path);
-        narrow_by_group(bound, folder, limit_file, usage_file, cache_key);
+        call(context, folder, version);
         char *slash = strrchr(path, '/');
         if (!slash || !path[0]) return;
         *slash = 0;
     }
+}
+
+/* Whether a list with commas has a word. */
+static int lists(const char *list, const char *word) {
+    size_t length = strlen(word);
+    for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strncmp(at, word, length) == 0 && (!at[length] || at[length] == ',')) return 1;
+    return 0;
+}
+
+/* All groups that bound this process's use of a controller. */
+static void each_group(const char *controller, group_call *call, void *context) {
+    char text[8192], root[64];
+    if (ckpt_read_file("/proc/self/cgroup", text, sizeof text) <= 0) return;
+    snprintf(root, sizeof root, "/sys/fs/cgroup/%s", controller);
+    char *rest = NULL;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!path) continue;
+        *path++ = 0;
+        if (!controllers[1])
+            walk_up("/sys/fs/cgroup", path, 2, call, context);
+        else if (lists(controllers + 1, controller))
+            walk_up(root, path, 1, call, context);
+    }
+}
+
+static void narrow_memory(void *bound, const char *folder, int version) {
+    if (version == 2)
+        narrow_by_group(bound, folder, "memory.max", "memory.current", "inactive_file ");
+    else
+        narrow_by_group(bound, folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ");
 }
 
 uint64_t ckpt_memory_left(char *whose, size_t room) {
@@ -91,20 +127,30 @@ uint64_t ckpt_memory_left(char *whose, size_t room) {
     if (room) whose[0] = 0;
     if (ckpt_read_file("/proc/meminfo", text, sizeof text) > 0)
         narrow(&bound, number_in(text, "MemAvailable:") * 1024, "the machine");
-    if (ckpt_read_file("/proc/self/cgroup", text, sizeof text) <= 0) return bound.left;
-    char *rest = NULL;
-    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!path) continue;
-        *path++ = 0;
-        if (strcmp(path, "/") == 0 || strncmp(path, "/../", 4) == 0) path[0] = 0;
-        if (!controllers[1])
-            narrow_by_groups(&bound, "/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file ");
-        else if (strstr(controllers + 1, "memory"))
-            narrow_by_groups(&bound, "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                             "total_inactive_file ");
-    }
+    each_group("memory", narrow_memory, &bound);
     return bound.left;
+}
+
+static void narrow_cpus(void *least, const char *folder, int version) {
+    uint64_t quota, period;
+    if (version == 2) { /* "max 100000", "250000 100000" */
+        char path[512], text[64], *end;
+        snprintf(path, sizeof path, "%s/cpu.max", folder);
+        if (ckpt_read_file(path, text, sizeof text) <= 0 || text[0] < '0' || text[0] > '9') return;
+        quota = strtoull(text, &end, 10);
+        period = strtoull(end, NULL, 10);
+    } else {
+        quota = number_from(folder, "cpu.cfs_quota_us"); /* -1: none */
+        period = number_from(folder, "cpu.cfs_period_us");
+    }
+    if (quota == UINT64_MAX || period == UINT64_MAX || !period) return;
+    if (quota / period < *(unsigned *)least) *(unsigned *)least = (unsigned)(quota / period);
+}
+
+unsigned ckpt_cpu_quota(void) {
+    unsigned least = UINT_MAX;
+    each_group("cpu", narrow_cpus, &least);
+    return least;
 }
 
 /* The PCI address of /dev/nvidia<minor> is in the driver's own folder of /proc. */

@@ -20,6 +20,9 @@ int ckpt_node_count(void);
 /* The processors of a node (of all for -1) that this process may run on; 0 where none is left. */
 int ckpt_node_cpus(int node, cpu_set_t *cpus);
 
+/* Whole processors that the cgroups above this process leave it time for; UINT_MAX where none of them limits it. */
+unsigned ckpt_cpu_quota(void);
+
 /* errno in words; the text lives until this thread asks again. */
 const char *ckpt_error_words(int error);
 

@@ -27,7 +27,7 @@ struct lane {
 
 static struct {
     pthread_mutex_t turn; /* of callers */
-    unsigned workers; /* that have lanes */
+    _Atomic unsigned workers; /* that have lanes */
     unsigned made;
     _Atomic uint64_t awake_ns;
     cpu_set_t cpus;

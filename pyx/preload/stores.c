@@ -14,7 +14,13 @@ static void copy_plain(unsigned char *to, const unsigned char *from, size_t byte
     ckpt_next.memcpy(to, from, bytes);
 }
 
+static struct demotion {
+    const char *name;
+    void (*lines)(const unsigned char *at, size_t lines);
+} demotions[3];
+
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #define AHEAD 1024 /* bytes that are fetched before they are read; past the end it is a hint that nobody hears */
@@ -76,23 +82,34 @@ __attribute__((target("avx512f"))) static void keep_avx512(unsigned char *to, co
     }
 }
 
+/* Lines that leave. The bytes of the instructions, since older assemblers do not know them; both may be given any address
+ * in the line, and neither waits for anything. */
+static void demote_lines(const unsigned char *at, size_t lines) {
+    for (size_t i = 0; i < lines; i++) __asm__ volatile(".byte 0x0f, 0x1c, 0x00" ::"a"(at + i * LINE) : "memory");
+}
+
+static void flush_lines(const unsigned char *at, size_t lines) {
+    for (size_t i = 0; i < lines; i++) __asm__ volatile(".byte 0x66, 0x0f, 0xae, 0x38" ::"a"(at + i * LINE) : "memory");
+}
+
+/* Leaf 7 of cpuid says which of them there are. */
+static void find_demotions(void) {
+    unsigned a, b = 0, c = 0, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    if (b & 1u << 23) demotions[CKPT_DEMOTE] = demotions[CKPT_DEMOTE_FLUSH] = (struct demotion){"clflushopt", flush_lines};
+    if (c & 1u << 25) demotions[CKPT_DEMOTE] = (struct demotion){"cldemote", demote_lines};
+}
+
 static int has_avx2(void) { return __builtin_cpu_supports("avx2"); }
 static int has_avx512(void) { return __builtin_cpu_supports("avx512f"); }
 #else
 #define FENCE() ((void)0)
+static void find_demotions(void) {}
 #endif
 
-#define FETCH_LINES(locality) \
-    for (size_t i = 0; i < bytes; i += LINE) __builtin_prefetch(at + i, 0, locality)
-
-void ckpt_stores_fetch(const void *address, size_t bytes, unsigned level) {
+void ckpt_stores_fetch(const void *address, size_t bytes) {
     const char *at = address;
-    switch (level) { /* __builtin_prefetch counts the other way */
-    case 0: FETCH_LINES(0); break;
-    case 1: FETCH_LINES(3); break;
-    case 2: FETCH_LINES(2); break;
-    default: FETCH_LINES(1);
-    }
+    for (size_t i = 0; i < bytes; i += LINE) __builtin_prefetch(at + i, 0, 2);
 }
 
 static int always(void) { return 1; }
@@ -126,7 +143,10 @@ int ckpt_stores_force(const char *name) {
     return 0;
 }
 
-void ckpt_stores_choose(void) { ckpt_stores_force(""); }
+void ckpt_stores_choose(void) {
+    ckpt_stores_force("");
+    find_demotions();
+}
 
 const char *ckpt_stores_name(void) { return kinds[chosen].name; }
 
@@ -146,4 +166,16 @@ void ckpt_stores_stream(void *destination, const void *source, size_t bytes) {
 
 void ckpt_stores_keep(void *destination, const void *source, size_t bytes) {
     copy(kinds[chosen].keep, destination, source, bytes);
+}
+
+void ckpt_stores_demote(const void *address, size_t bytes, unsigned demotion) {
+    const unsigned char *at = address;
+    size_t before = (uintptr_t)at % LINE;
+    if (demotion < sizeof demotions / sizeof demotions[0] && demotions[demotion].lines)
+        demotions[demotion].lines(at - before, (before + bytes + LINE - 1) / LINE);
+}
+
+const char *ckpt_stores_demotes_by(unsigned demotion) {
+    int known = demotion < sizeof demotions / sizeof demotions[0] && demotions[demotion].lines;
+    return known ? demotions[demotion].name : "nothing";
 }

@@ -11,12 +11,22 @@ const char *ckpt_stores_name(void);
  * store by the same thread publishes the bytes. */
 void ckpt_stores_stream(void *destination, const void *source, size_t bytes);
 
-/* As memcpy, where the destination is to stay in the cache. */
+/* As memcpy, where the destination stays in the cache. */
 void ckpt_stores_keep(void *destination, const void *source, size_t bytes);
 
-/* A hint: the lines of a range are to be in this core's cache of a level (1, 2, 3), to be read; 0: for one read. Memory
- * that is not mapped is no error. */
-void ckpt_stores_fetch(const void *address, size_t bytes, unsigned level);
+/* A hint: a range is to be in this core's second cache, to be read. Memory that is not mapped is no error. */
+void ckpt_stores_fetch(const void *address, size_t bytes);
+
+enum ckpt_stores_demotion {
+    CKPT_DEMOTE_NOT = 0,
+    CKPT_DEMOTE = 1,       /* cldemote, or clflushopt where the processor has only that */
+    CKPT_DEMOTE_FLUSH = 2, /* clflushopt */
+};
+
+/* The lines of a range leave this core's caches: for the cache that all share (cldemote), or for memory (clflushopt).
+ * Nothing happens where the processor has neither. The bytes stay what they are; the range must be mapped. */
+void ckpt_stores_demote(const void *address, size_t bytes, unsigned demotion);
+const char *ckpt_stores_demotes_by(unsigned demotion); /* "cldemote", "clflushopt", "nothing" */
 
 /* For tests: "" for the best, or a name; 0 when this processor lacks it. */
 int ckpt_stores_force(const char *name);

@@ -4,7 +4,6 @@
 #define _GNU_SOURCE
 #include "symbols.h"
 
-#include "copies.h"
 #include "driver.h"
 #include "image.h"
 #include "next.h"
@@ -38,7 +37,6 @@ void *ckpt_exported_mmap(void *address, size_t bytes, int protection, int flags,
 int ckpt_exported_munmap(void *address, size_t bytes) {
     if (UNLIKELY(!ckpt_symbol_munmap)) return ckpt_raw_munmap(address, bytes);
     if (UNLIKELY(ckpt_image_near(address, bytes)) && ckpt_image_unmap(address, bytes)) return 0;
-    if (UNLIKELY(ckpt_copies_learning) && ckpt_driver_called_from(__builtin_return_address(0))) ckpt_copies_drain();
     return ckpt_symbol_munmap(address, bytes);
 }
 

@@ -4,21 +4,23 @@
 #include "config.h"
 #include "control.h"
 #include "handover.h"
+#include "stores.h"
 
 #include <string.h>
 
 int main(void) {
+    CHECK(ckpt_config.copies.demote == CKPT_DEMOTE && ckpt_config.copies.read_streams && ckpt_config.awake_us == -1);
     setenv(CKPT_CONFIG_VARIABLE,
            "hook=symbols;pages=hugetlb;workers=7;pool=fixed;pool-bytes=12345;budget-percent=50;numa-node=3;"
-           "image-min=99;budget-path=/run/x;defer=99;shares=2;read-ahead=3;nonsense;=;=4;workers",
+           "image-min=99;budget-path=/run/x;demote=7;block=4096;copy-out=plain;read-ahead=3;aside=1;nonsense;=;=4;workers",
            1);
     ckpt_config_read();
     CHECK(ckpt_config.hook == CKPT_HOOKS_SYMBOLS && ckpt_config.pages == CKPT_PAGES_HUGETLB);
     CHECK(ckpt_config.workers == 7 && ckpt_config.mode == CKPT_POOL_FIXED && ckpt_config.pool_bytes == 12345);
     CHECK(ckpt_config.budget_percent == 50 && ckpt_config.numa_node == 3 && ckpt_config.image_bytes_min == 99);
     CHECK(strcmp(ckpt_config.budget_path, "/run/x") == 0);
-    CHECK(ckpt_config.copies.defer == CKPT_DEFERRED_MOST && ckpt_config.copies.shares == 2);
-    CHECK(ckpt_config.copies.read_ahead == 3 && ckpt_config.copies.fetch_level == 2);
+    CHECK(ckpt_config.copies.demote == CKPT_DEMOTE_FLUSH && ckpt_config.copies.block == 4096);
+    CHECK(!ckpt_config.copies.read_streams && ckpt_config.copies.read_ahead == 3 && ckpt_config.copies.aside == 1);
     char large[2048] = "budget-path=/";
     memset(large + strlen(large), 'a', sizeof large - 100);
     setenv(CKPT_CONFIG_VARIABLE, large, 1);

@@ -34,5 +34,16 @@ int main(void) {
         copy(1, 3, ROOM - 3);
     }
     CHECK(!ckpt_stores_force("nonsuch"));
+    ckpt_stores_choose();
+    memcpy(to, from, ROOM);
+    for (unsigned demotion = 0; demotion < 4; demotion++) {
+        const char *name = ckpt_stores_demotes_by(demotion);
+        CHECK((demotion > CKPT_DEMOTE_NOT && demotion <= CKPT_DEMOTE_FLUSH) || strcmp(name, "nothing") == 0);
+        for (size_t at = 0; at < 70; at++) ckpt_stores_demote(to + at, ROOM - at - at % 7, demotion);
+        ckpt_stores_demote(to, 0, demotion);
+        CHECK(memcmp(to, from, ROOM) == 0);
+    }
+    if (strcmp(ckpt_stores_demotes_by(CKPT_DEMOTE_FLUSH), "clflushopt") == 0)
+        CHECK(strcmp(ckpt_stores_demotes_by(CKPT_DEMOTE), "nothing") != 0);
     return 0;
 }
