@@ -131,11 +131,11 @@ class LocalFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where stored bytes go that nobody needs in memory: to ``offset`` of the open file ``fd``, or nowhere (-1).
-
-    ``path`` names the file in errors.
+    """Where ``nbytes`` stored bytes go that nobody needs in memory: to ``offset`` of the open file ``fd``, or nowhere
+    (-1). ``path`` names the file in errors.
     """
 
+    nbytes: int
     fd: int = -1
     offset: int = 0
     path: str = ""
@@ -223,9 +223,9 @@ class Backend(ABC):
         The CRC32C of these bytes as they lie in the lease, where it was taken on the way; never what a store says
         of them. None: whoever wants it takes it."""
 
-    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
-        """Bring bytes of the object to ``to`` without a place for all of them in memory; their CRC32C, of the
-        memory that was written out.
+    async def read_through(self, name: str, offset: int, to: Sequence[Landing]) -> builtins.list[int] | None:
+        """Bring the object's bytes from ``offset`` on to one landing after the other, without a place for all of them
+        in memory; the CRC32C of each landing's, of the memory that was written out.
 
         None, the default, where `read_into` has to do it; some bytes may have been written then, as may after an
         error. When it returns or raises, nothing writes any more. Errors as of `read_into`, and IoError of the file.

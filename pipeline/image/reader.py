@@ -133,13 +133,13 @@ class ImageReader:
             lanes.setdefault(entry.lane, []).append(of_object)
         yield from zeros
         yield from heapq.merge(
-            *(_runs(chain.from_iterable(parts), limit) for parts in lanes.values()),
+            *(runs(chain.from_iterable(parts), limit) for parts in lanes.values()),
             key=lambda run: (objects[run.object].number, run.offset),
         )
 
 
-def _runs(rows: Iterable[ChunkRecord], limit: int) -> Iterator[Extent]:
-    """Rows in storage order, joined where they touch."""
+def runs(rows: Iterable[ChunkRecord], limit: int) -> Iterator[Extent]:
+    """Rows in storage order, joined where they touch, to at most ``limit`` bytes."""
     run: Extent | None = None
     for row in rows:
         size = padded(row.stored_bytes)

@@ -71,9 +71,9 @@ class Sink(ABC):
     @abstractmethod
     async def aclose(self) -> None: ...
 
-    async def landing(self, stream: int, number: int) -> Landing | None:
-        """Where the bytes of a raw chunk may go as they are read, after `begin`: the chunk then comes without a lease,
-        once they are there and have the right checksum. None: it needs one."""
+    async def landing(self, stream: int, number: int, nbytes: int) -> Landing | None:
+        """Where the ``nbytes`` of a raw chunk may go as they are read, after `begin`: the chunk then comes without a
+        lease, once they are there and have the right checksum. None: it needs one."""
         return None
 
     def rate_hint(self) -> RateHint:

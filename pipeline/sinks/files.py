@@ -161,7 +161,7 @@ class FilesSink(Sink):
                 await self._open(target)
                 await self._close(target)
 
-    async def landing(self, stream: int, number: int) -> Landing | None:
+    async def landing(self, stream: int, number: int, nbytes: int) -> Landing | None:
         """None for a file that is written past the page cache, which takes whole slots, and for one that was sparse,
         in which holes are left."""
         target = self._targets[stream]
@@ -170,7 +170,7 @@ class FilesSink(Sink):
         await self._open(target)
         if target.direct:
             return None
-        return Landing(target.fd, number * self._context.chunk_bytes, self._where(target))
+        return Landing(nbytes, target.fd, number * self._context.chunk_bytes, self._where(target))
 
     async def _write(self, chunk: Chunk) -> None:
         target = self._targets[chunk.stream]

@@ -25,8 +25,8 @@ class NothingSink(RestoringSink):
             self.done_bytes += chunk.raw_bytes
             chunk.release()
 
-    async def landing(self, stream: int, number: int) -> Landing:
-        return Landing()
+    async def landing(self, stream: int, number: int, nbytes: int) -> Landing:
+        return Landing(nbytes)
 
     async def aclose(self) -> None:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from ckptpipe.pipeline.chunk import Chunk, FilePlace, released_on_error
@@ -14,7 +15,7 @@ from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete
 from ckptpipe.pipeline.image.damage import Damage
 from ckptpipe.pipeline.image.layout import padded
-from ckptpipe.pipeline.image.reader import Extent, ImageReader
+from ckptpipe.pipeline.image.reader import Extent, ImageReader, runs
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
 from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, zero_chunk
@@ -25,7 +26,11 @@ from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
 
 LOAD_FEEDERS = 16  # tasks that pass chunks on; as many read where one has to be read after all
-_LAND_MIN = 256 << 10  # bytes: smaller chunks are read many at a time
+_LAND_MIN = 1 << 20  # bytes: smaller chunks are read many at a time, into a slot
+_LAND_TOGETHER = (
+    16 << 20
+)  # bytes asked for at once where no slot has to hold them: a request costs a store CPU time
+_LandingOf = Callable[[int, int, int], Awaitable[Landing | None]]  # of stream, number and bytes of a chunk
 
 
 @dataclass(slots=True)
@@ -111,11 +116,11 @@ class ImageSource(Source):
         self.counts.raw_bytes, self.counts.streams = self.total_bytes, len(self.streams)
         self._position = {chosen: position for position, chosen in enumerate(self._chosen)}
         self._stored_ring: StagingRing | None = None
-        self._landing: Callable[[int, int], Awaitable[Landing | None]] | None = None
+        self._landing: _LandingOf | None = None
 
-    def land_in(self, landing: Callable[[int, int], Awaitable[Landing | None]]) -> None:
-        """Chunks that need no decoder go where ``landing`` of stream and number says, without a slot, where the backend
-        can bring them there; what is emitted has landed and was verified."""
+    def land_in(self, landing: _LandingOf) -> None:
+        """Chunks that need no decoder go where ``landing`` says, without a slot, where the backend can bring them there;
+        what is emitted has landed and was verified."""
         if self._decode:
             self._landing = landing
 
@@ -132,7 +137,7 @@ class ImageSource(Source):
                     return
                 await self._room(item)
                 if isinstance(item, Extent):
-                    await self._read(item, outlet)
+                    await self._land_or_read(item, outlet)
                 else:
                     await outlet.emit(self._zero(item))
 
@@ -145,7 +150,8 @@ class ImageSource(Source):
         """Wait until the sink has room for what ``item`` will be."""
 
     def _work(self) -> Iterator[Extent | ChunkRecord]:
-        return self.reader.extents(self._chosen, self._context.chunk_bytes)
+        together = _LAND_TOGETHER if self._landing is not None else 0
+        return self.reader.extents(self._chosen, max(self._context.chunk_bytes, together))
 
     def _fillers(self) -> int:
         """Tasks that read. Where codec threads work, half as many again as there are, so that none of these waits
@@ -169,8 +175,6 @@ class ImageSource(Source):
         Encoded chunks are read into a ring of their own: a task that holds stored bytes then waits only for
         slots that sinks free, never for one that another such task holds.
         """
-        if len(extent.rows) == 1 and await self._land(extent.rows[0], outlet):
-            return
         loads = self._sink.loads and all(
             self._sink.loads_coded and self._passed_on(row) for row in extent.rows if row.planes
         )
@@ -197,31 +201,45 @@ class ImageSource(Source):
                     continue
                 await outlet.emit(chunk)
 
-    async def _land(self, row: ChunkRecord, outlet: Outlet) -> bool:
-        """Bring the chunk to where its sink wants it; False where it has to be read."""
+    async def _land_or_read(self, extent: Extent, outlet: Outlet) -> None:
+        """Bring what can land to where the sink wants it, and read the rest, a slot at a time."""
+        landings = [await self._landing_of(row) for row in extent.rows]
+        pairs = zip(extent.rows, landings, strict=True)
+        for lands, group in groupby(pairs, key=lambda pair: pair[1] is not None):
+            together = list(group)
+            if lands and await self._land([(row, to) for row, to in together if to is not None], outlet):
+                continue
+            for each in runs([row for row, _ in together], self._context.chunk_bytes):
+                await self._read(each, outlet)
+
+    async def _landing_of(self, row: ChunkRecord) -> Landing | None:
         if self._landing is None or row.planes or row.stored_bytes < _LAND_MIN:
-            return False
-        position = self._position[row.stream]
-        to = await self._landing(position, row.number)
-        if to is None:
-            return False
-        name = self.reader.object_name(row.object)
+            return None
+        return await self._landing(self._position[row.stream], row.number, row.stored_bytes)
+
+    async def _land(self, rows: Sequence[tuple[ChunkRecord, Landing]], outlet: Outlet) -> bool:
+        """False where they have to be read; also where they are not all there, which reading them tells best."""
+        first = rows[0][0]
+        to = []
+        for row, landing in rows:
+            to += [landing, Landing(padded(row.stored_bytes) - row.stored_bytes)]
         try:
-            crc = await self.reader.backend.read_through(name, row.offset, row.stored_bytes, to)
-        except (ObjectNotFound, ObjectTruncated) as error:
-            self._bad(await self._missing(row, error), error)
-            return True
-        if crc is None:
-            self._landing = None  # nor will it be able to do it another time
+            name = self.reader.object_name(first.object)
+            crcs = await self.reader.backend.read_through(name, first.offset, to[:-1])
+        except (ObjectNotFound, ObjectTruncated):
             return False
-        if crc != row.stored_crc32c:
-            self._bad(self._corrupt(row, differs("stored", crc, row.stored_crc32c)))
-            return True
-        self.counts.chunks += 1
-        self.counts.stored_bytes += row.stored_bytes
-        chunk = Chunk(position, row.number, row.raw_bytes, row.raw_crc32c, None)
-        chunk.landed = True
-        await outlet.emit(chunk)
+        if crcs is None:
+            self._landing = None  # nor will it be possible another time
+            return False
+        for (row, _), crc in zip(rows, crcs[::2], strict=True):
+            if crc != row.stored_crc32c:
+                self._bad(self._corrupt(row, differs("stored", crc, row.stored_crc32c)))
+                continue
+            self.counts.chunks += 1
+            self.counts.stored_bytes += row.stored_bytes
+            chunk = Chunk(self._position[row.stream], row.number, row.raw_bytes, row.raw_crc32c, None)
+            chunk.landed = True
+            await outlet.emit(chunk)
         return True
 
     def _bad(self, error: ImageCorrupt, cause: BaseException | None = None) -> None:
@@ -263,8 +281,8 @@ class ImageSource(Source):
         takes = self._decode and self._decoder is not None and self._decoder.takes(row.planes)
         decoder = self._decoder if takes else None
         here = not passed_on and decoder is None and (bool(row.planes) or not self._sink.verifies)
-        padding = padded(row.stored_bytes) - row.stored_bytes
-        if here and found != crc32c_zeros(padding, row.stored_crc32c):  # what is padded otherwise may still be right
+        # Bytes that are padded with something else than zeros may still be right.
+        if here and found != crc32c_zeros(padded(row.stored_bytes) - row.stored_bytes, row.stored_crc32c):
             stored_crc = await context.workers.crc32c(part, row.stored_bytes)
             if stored_crc != row.stored_crc32c:
                 raise self._corrupt(row, differs("stored", stored_crc, row.stored_crc32c))

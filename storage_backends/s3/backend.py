@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from ckptpipe.pyx.staging import Lease
@@ -23,7 +23,6 @@ from ckptpipe.storage_backends.errors import EndpointUnreachable, ObjectNotFound
 from ckptpipe.storage_backends.options import parse_options
 from ckptpipe.storage_backends.s3.address import Address, check_endpoint, parse_address
 from ckptpipe.storage_backends.s3.client import S3Client, connect
-from ckptpipe.storage_backends.s3.control import Control
 from ckptpipe.storage_backends.s3.multipart import S3Writer, part_target
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, SPARE_PARTS, S3Options
 from ckptpipe.storage_backends.s3.put import decode_crc32c
@@ -46,7 +45,6 @@ class _Shared:
     def __init__(self, client: S3Client, bucket: str) -> None:
         self.client = client
         self.wires = Wires(client, bucket)
-        client.control = Control(client, self.wires)
         self.get = RangedGet(client, bucket, self.wires)
         self.puts = Puts(client, bucket, self.wires)
         self.small = SmallObjects(client, bucket, self.puts)
@@ -181,9 +179,9 @@ class S3Backend(Backend):
         self._check_open()
         return await self._shared.get.read_into(self._key(name), self._what(name), offset, nbytes, lease)
 
-    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
+    async def read_through(self, name: str, offset: int, to: Sequence[Landing]) -> builtins.list[int] | None:
         self._check_open()
-        return await self._shared.get.read_through(self._key(name), self._what(name), offset, nbytes, to)
+        return await self._shared.get.read_through(self._key(name), self._what(name), offset, to)
 
     async def read_bytes(self, name: str, *, limit: int) -> bytes:
         return await self._shared.small.read(self._key(name), self._what(name), limit=limit)

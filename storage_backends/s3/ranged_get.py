@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptpipe.pyx.errors import IoError
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import ObjectTruncated, StorageError, TransientError
-from ckptpipe.storage_backends.s3.client import S3Client
-from ckptpipe.storage_backends.s3.errors import Fault, Refused, is_redirect, request_errors
+from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
+from ckptpipe.storage_backends.s3.errors import Fault
 from ckptpipe.storage_backends.s3.signing import Unsignable
 from ckptpipe.storage_backends.s3.wire import Answer, Wire
-from ckptpipe.storage_backends.s3.wires import Wires
+from ckptpipe.storage_backends.s3.wires import Refused, Wires, is_redirect
 from ckptpipe.storage_backends.shielded import shielded
 
 _PROGRESS = 65536  # bytes that make a cut answer a step forward
@@ -33,17 +34,17 @@ class _NotThrough(Exception):
 
 @dataclass(slots=True)
 class _Range:
-    """``done`` of ``nbytes`` from ``offset`` are there. ``etag``: of the object that they came from. ``crc32c``: of
-    what is there; None once a part of it came without."""
+    """``done`` of ``nbytes`` from ``offset`` are there. ``etag``: of the object that they came from. ``crc32cs``: of
+    what is there, in memory or in each landing; empty once a part of it came without."""
 
     what: str
     key: str
     offset: int
     nbytes: int
-    target: memoryview | Landing
+    target: memoryview | Sequence[Landing]
+    crc32cs: list[int]
     done: int = 0
     etag: str = ""
-    crc32c: int | None = 0
 
     @property
     def first(self) -> int:
@@ -52,6 +53,22 @@ class _Range:
     @property
     def last(self) -> int:
         return self.offset + self.nbytes - 1
+
+    def missing(self, nbytes: int) -> tuple[int, list[Landing]]:
+        """Where the next ``nbytes`` go, and the number of the first of these landings."""
+        assert not isinstance(self.target, memoryview)
+        left: list[Landing] = []
+        first = start = 0
+        until = self.done + nbytes
+        for to in self.target:
+            end = start + to.nbytes
+            if end <= self.done and not left:
+                first += 1
+            elif start < until:
+                skipped = max(self.done - start, 0)
+                left.append(replace(to, nbytes=min(end, until) - start - skipped, offset=to.offset + skipped))
+            start = end
+        return first, left
 
 
 class RangedGet:
@@ -65,15 +82,17 @@ class RangedGet:
         if nbytes < 0 or offset < 0 or nbytes > lease.nbytes:
             raise ValueError(f"{nbytes} bytes at {offset} into a lease of {lease.nbytes}")
         with memoryview(lease) as whole, whole[:nbytes] as target:
-            return await self._read(_Range(what, key, offset, nbytes, target))
+            found = await self._read(_Range(what, key, offset, nbytes, target, [0]))
+        return found[0] if found else None
 
-    async def read_through(self, key: str, what: str, offset: int, nbytes: int, to: Landing) -> int | None:
-        if nbytes < 0 or offset < 0:
-            raise ValueError(f"{nbytes} bytes at {offset}")
+    async def read_through(self, key: str, what: str, offset: int, to: Sequence[Landing]) -> list[int] | None:
+        if offset < 0 or any(landing.nbytes < 0 for landing in to):
+            raise ValueError(f"{[landing.nbytes for landing in to]} bytes at {offset}")
         if self._client.scheme == "https" or self._through_sdk:
             return None
+        nbytes = sum(landing.nbytes for landing in to)
         try:
-            return await self._read(_Range(what, key, offset, nbytes, to))
+            return await self._read(_Range(what, key, offset, nbytes, to, [0] * len(to)))
         except _NotThrough:
             return None
 
@@ -81,9 +100,9 @@ class RangedGet:
         self._through_sdk = why
         self._client.facts.note(f"reads go through the SDK, which copies: {why}")
 
-    async def _read(self, wanted: _Range) -> int | None:
+    async def _read(self, wanted: _Range) -> list[int]:
         if not wanted.nbytes:
-            return 0
+            return wanted.crc32cs
         tries = self._client.attempts()
         redirected = False
         if self._wires.why_not and not self._through_sdk:
@@ -97,7 +116,7 @@ class RangedGet:
                     else:
                         await self._by_wire(wanted)
                     self._client.pace.went_well()
-                    return wanted.crc32c
+                    return wanted.crc32cs
             except IoError:
                 raise  # of the file that it goes to
             except _NotPlain:
@@ -108,7 +127,7 @@ class RangedGet:
                 continue
             except Refused as refused:
                 fault = refused.fault
-            except request_errors() as error:
+            except REQUEST_ERRORS as error:
                 fault = self._client.explain(wanted.what, error)
             if wanted.done - before >= _PROGRESS:
                 tries.progressed()
@@ -152,7 +171,7 @@ class RangedGet:
             raise StorageError(f"{wanted.what}: the store ignores Range: it can't be read in parts")
         elif length < left:
             raise _truncated(wanted, length)
-        if isinstance(wanted.target, Landing) and not wire.by_thread:
+        if not isinstance(wanted.target, memoryview) and not wire.by_thread:
             raise _NotThrough
         if not wanted.etag:
             wanted.etag = answer.headers.get("etag", "")
@@ -162,22 +181,26 @@ class RangedGet:
             raise Refused(Fault(short, again=True))
 
     async def _receive(self, wire: Wire, answer: Answer, wanted: _Range, nbytes: int) -> None:
-        target = wanted.target
+        if not isinstance(wanted.target, memoryview):
+            first, to = wanted.missing(nbytes)
+            try:
+                await wire.body(to, nbytes, wanted.crc32cs[first : first + len(to)])
+            finally:
+                wanted.done += answer.received
+                if answer.received:
+                    wanted.crc32cs[first : first + len(to)] = answer.crc32cs
+            return
         try:
-            if isinstance(target, Landing):
-                rest = replace(target, offset=target.offset + wanted.done)
-                await wire.body(rest, nbytes, wanted.crc32c)
-                return
-            with target[wanted.done :] as view:
+            with wanted.target[wanted.done :] as rest:
                 try:
-                    await wire.body(view, nbytes, wanted.crc32c)
+                    await wire.body(rest, nbytes, wanted.crc32cs)
                 except BaseException:
                     await self._out_of(wire)
                     raise
         finally:
             wanted.done += answer.received
             if answer.received:
-                wanted.crc32c = answer.crc32c
+                wanted.crc32cs = answer.crc32cs
 
     async def _out_of(self, wire: Wire) -> None:
         """The loop must not have the lease's memory any more when the lease is released."""
@@ -196,14 +219,14 @@ class RangedGet:
         return refused
 
     async def _by_sdk(self, wanted: _Range) -> None:
-        if isinstance(wanted.target, Landing):
+        if not isinstance(wanted.target, memoryview):
             raise _NotThrough
-        wanted.crc32c = None
+        wanted.crc32cs = []
         stall = self._client.options.stall_timeout
         loop = asyncio.get_running_loop()
         match = {"IfMatch": wanted.etag} if wanted.etag else {}
         async with asyncio.timeout(stall) as deadline:
-            answer = await (await self._client.api()).get_object(
+            answer = await self._client.api.get_object(
                 Bucket=self._bucket,
                 Key=wanted.key,
                 Range=f"bytes={wanted.first}-{wanted.last}",

@@ -11,8 +11,9 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from ckptpipe.pyx.errors import IoError, io_error
 from ckptpipe.pyx.receive import PIECE_BYTES, Body
@@ -22,34 +23,37 @@ _own = threading.local()  # each thread's piece of a body that is kept nowhere i
 
 
 class Receiving:
-    """``nbytes`` from a descriptor of its own of the (non-blocking) socket ``fileno`` to ``target``; ``early`` of them
-    are in hand. ``done`` and ``crc32c``, which goes on from the one given, are right once it has ended, however that
-    was. Begun once; ends the connection where it is stopped."""
+    """A body from a descriptor of its own of the (non-blocking) socket ``fileno`` to ``target``; ``early`` of it is in
+    hand. ``done`` bytes and ``crc32cs``, which go on from those given, are right once it has ended, however that was.
+    Begun once; ends the connection where it is stopped."""
 
     def __init__(
-        self, fileno: int, nbytes: int, target: memoryview | Landing, crc32c: int, early: bytes
+        self, fileno: int, target: memoryview | Sequence[Landing], crc32cs: Sequence[int], early: bytes
     ) -> None:
-        self._target = target
         self._early = early
-        through = isinstance(target, Landing)
-        file, offset = (target.fd, target.offset) if isinstance(target, Landing) else (-1, 0)
         self._socket = socket.socket(fileno=os.dup(fileno))
-        self._body = Body(
-            self._socket.fileno(), nbytes, crc32c=crc32c, through=through, file=file, offset=offset
-        )
+        number = self._socket.fileno()
+        self._parts: list[tuple[memoryview | Landing, Body]]
+        if isinstance(target, memoryview):
+            self._parts = [(target, Body(number, len(target), crc32c=crc32cs[0]))]
+        else:
+            self._parts = [
+                (to, Body(number, to.nbytes, crc32c=crc32c, through=True, file=to.fd, offset=to.offset))
+                for to, crc32c in zip(target, crc32cs, strict=True)
+            ]
 
     @property
     def done(self) -> int:
-        return self._body.done
+        return sum(body.done for _, body in self._parts)
 
     @property
-    def crc32c(self) -> int:
-        return self._body.crc32c
+    def crc32cs(self) -> list[int]:
+        return [body.crc32c for _, body in self._parts]
 
     @property
     def arrived(self) -> int:
         """Bytes that have come; may be read meanwhile."""
-        return self._body.arrived
+        return sum(body.arrived for _, body in self._parts)
 
     def begin(self, threads: Executor) -> tuple[asyncio.Future[bool], Callable[[], object]]:
         """Receive on one of ``threads``: a future that is True where all came, and what makes it end soon. Nobody
@@ -63,26 +67,31 @@ class Receiving:
             raise
 
         def stop() -> None:
-            self._body.stop()
+            for _, body in self._parts:
+                body.stop()
             if job.cancel():  # no thread was free
                 self._socket.close()
             else:
-                try:
+                with suppress(OSError):  # the peer was quicker, or the thread has ended
                     self._socket.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # the peer was quicker, or the thread has ended
 
         return asyncio.wrap_future(job), stop
 
     def _run(self) -> bool:
-        target = self._target
+        early = self._early
         try:
-            if isinstance(target, Landing):
-                return self._body.run(_piece(), self._early)
-            return self._body.run(target, self._early)
-        except IoError as error:
-            assert isinstance(target, Landing)
-            raise io_error(error.errno or 0, error.operation, target.path) from None
+            for target, body in self._parts:
+                memory = target if isinstance(target, memoryview) else _piece()
+                nbytes = target.nbytes
+                try:
+                    whole = body.run(memory, early[:nbytes])
+                except IoError as error:
+                    assert isinstance(target, Landing)
+                    raise io_error(error.errno or 0, error.operation, target.path) from None
+                if not whole:
+                    return False
+                early = early[nbytes:]
+            return True
         finally:
             self._socket.close()
 

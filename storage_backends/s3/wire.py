@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ckptpipe.storage_backends.abc import Landing
-from ckptpipe.storage_backends.s3.chunked import Chunked
 from ckptpipe.storage_backends.s3.file_piece import FilePiece
 from ckptpipe.storage_backends.s3.receiving import Receiving
 from ckptpipe.storage_backends.s3.sending import Sending
@@ -47,15 +46,14 @@ class StaleConnection(WireError):
 
 @dataclass(slots=True)
 class Answer:
-    """``received``: bytes of the body that lie in the destination, or ``text`` where there is none. ``crc32c``: after
-    them, where a thread received them."""
+    """``received``: bytes of the body that lie in the destination, or ``text`` where there is none. ``crc32cs``:
+    after them, where a thread received them: of memory, or of each landing."""
 
     status: int
     headers: dict[str, str]
     received: int = 0
-    crc32c: int | None = None
+    crc32cs: list[int] = field(default_factory=list)
     text: bytearray = field(default_factory=bytearray)
-    cut: bool = False
     keep: bool = True
 
     def length(self) -> int | None:
@@ -213,21 +211,25 @@ class Wire(asyncio.BufferedProtocol):
         return self._socket is not None and self._senders is not None
 
     async def body(
-        self, destination: memoryview | Landing | None, nbytes: int, crc32c: int | None = None
+        self, destination: memoryview | Sequence[Landing] | None, nbytes: int, crc32cs: Sequence[int] = ()
     ) -> None:
         """Receive ``nbytes`` of the body into ``destination`` (None: an error document, into the answer).
 
-        ``crc32c``: what a checksum goes on from, None where nobody wants it. A landing takes a thread. When this
-        returns or raises, nothing is written to it or to memory any more, as long as threads did it."""
+        ``crc32cs``: what the checksum of memory, or those of landings, go on from; none where nobody wants any.
+        Landings have ``nbytes`` together, and take a thread. When this returns or raises, nothing is written to it or
+        to memory any more, as long as threads did it."""
         answer = self._answer
         assert answer is not None and self._transport is not None
-        if isinstance(destination, Landing) or (
-            destination is not None and crc32c is not None and nbytes > _BESIDE_HEAD and self.by_thread
-        ):
-            await self._by_thread(answer, destination, nbytes, crc32c or 0)
+        if isinstance(destination, memoryview):
+            if nbytes > _BESIDE_HEAD and crc32cs and self.by_thread:
+                with destination[:nbytes] as memory:
+                    await self._by_thread(answer, memory, nbytes, crc32cs)
+                return
+        elif destination is not None:
+            await self._by_thread(answer, destination, nbytes, crc32cs)
             return
         if destination is None and "chunked" in answer.headers.get("transfer-encoding", "").lower():
-            await self._chunked(answer, nbytes or _ERROR_MAX)
+            await self._chunked(answer)
             return
         self._want = nbytes
         self._view = destination
@@ -258,7 +260,7 @@ class Wire(asyncio.BufferedProtocol):
             answer.keep = False  # more came than the answer said
 
     async def _by_thread(
-        self, answer: Answer, target: memoryview | Landing, nbytes: int, crc32c: int
+        self, answer: Answer, target: memoryview | Sequence[Landing], nbytes: int, crc32cs: Sequence[int]
     ) -> None:
         if self._socket is None or self._senders is None or not self.open:
             raise WireError("the connection is closed")
@@ -266,7 +268,7 @@ class Wire(asyncio.BufferedProtocol):
         del self._head[: len(early)]
         if self._head:
             answer.keep = False  # more came than the answer said
-        self._receiving = receiving = Receiving(self._socket.fileno(), nbytes, target, crc32c, early)
+        self._receiving = receiving = Receiving(self._socket.fileno(), target, crc32cs, early)
         came, stop = receiving.begin(self._senders)
         try:
             await asyncio.wait({came})
@@ -276,32 +278,39 @@ class Wire(asyncio.BufferedProtocol):
             await shielded(_ended(came))
             self._receiving = None
             self._moved += receiving.arrived
-            answer.received, answer.crc32c = receiving.done, receiving.crc32c
+            answer.received, answer.crc32cs = receiving.done, receiving.crc32cs
         try:
             whole = came.result()
         except ConnectionError as error:
             raise WireError(str(error)) from error
         assert whole
 
-    async def _chunked(self, answer: Answer, most: int) -> None:
-        """A document in chunks, into the answer's text: to its end, ``most`` bytes or the connection's end."""
+    async def _chunked(self, answer: Answer) -> None:
+        """An error document in chunks: read until its end, the limit or the connection's."""
         answer.keep = False
-        chunks = Chunked()
-        try:
-            chunks.feed(self._head, answer.text)
-            while not chunks.done and len(answer.text) <= most:
-                self._done = self._loop.create_future()
-                self._want = -1
-                assert self._transport is not None
-                self._transport.resume_reading()
+        raw = self._head
+        while b"\r\n0\r\n" not in raw and not raw.startswith(b"0\r\n") and len(raw) < _ERROR_MAX:
+            self._done = self._loop.create_future()
+            self._want = -1
+            assert self._transport is not None
+            self._transport.resume_reading()
+            try:
                 await self._done
-                chunks.feed(self._head, answer.text)
-        except (ValueError, WireError):
-            pass  # what came may tell enough
-        finally:
-            self._done = None
-            self._want = 0
-        answer.cut = not chunks.done
+            except WireError:
+                break
+            finally:
+                self._done = None
+                self._want = 0
+        while raw:
+            line, found, rest = bytes(raw).partition(b"\r\n")
+            try:
+                size = int(line.split(b";")[0], 16)
+            except ValueError:
+                break
+            if not found or size == 0:
+                break
+            answer.text += rest[:size]
+            raw = bytearray(rest[size + 2 :])
 
     def idle(self) -> bool:
         """Make it ready for the next request; False where it cannot be kept."""

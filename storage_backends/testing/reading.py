@@ -129,27 +129,38 @@ async def reads_past_the_end(bench: Bench) -> None:
 
 
 async def reads_through(bench: Bench) -> None:
-    """Into a file and nowhere, where the backend can do that: the same bytes, their checksum, the same errors."""
+    """Into a file and nowhere, where the backend can do that: the same bytes, their checksums, the same errors."""
     data = data_of(1, 2 * SLOT + PAGE)
     await bench.write("object-1", data)
     with tempfile.TemporaryFile() as file:
-        for start, nbytes in ((0, len(data)), (1, SLOT), (PAGE, 2 * PAGE), (len(data) - 1, 1)):
+        for start, sizes in (
+            (0, [len(data)]),
+            (1, [SLOT, 1, SLOT - 7]),
+            (PAGE, [0, 2 * PAGE]),
+            (len(data) - 1, [1]),
+        ):
             file.truncate(0)
-            found = await bench.backend.read_through(
-                "object-1", start, nbytes, Landing(file.fileno(), 100, "a temporary file")
-            )
+            to = [
+                Landing(nbytes, file.fileno(), 100 + sum(sizes[:i]) + i * PAGE, "a temporary file")
+                for i, nbytes in enumerate(sizes)
+            ]
+            found = await bench.backend.read_through("object-1", start, to)
             if found is None:
                 return
-            wanted = data[start : start + nbytes]
+            parts = [data[start + sum(sizes[:i]) :][:nbytes] for i, nbytes in enumerate(sizes)]
             file.seek(0)
-            expect(file.read() == bytes(100) + wanted, f"other bytes at {start}, {nbytes} long")
-            expect(found == crc32c(wanted), f"another checksum at {start}, {nbytes} long")
-            found = await bench.backend.read_through("object-1", start, nbytes, Landing())
-            expect(found == crc32c(wanted), f"another checksum at {start}, {nbytes} long, nowhere")
+            expect(
+                file.read() == bytes(100) + bytes(PAGE).join(parts),
+                f"other bytes at {start}, {sizes} long",
+            )
+            wanted = [crc32c(part) for part in parts]
+            expect(found == wanted, f"other checksums at {start}, {sizes} long")
+            found = await bench.backend.read_through("object-1", start, [Landing(nbytes) for nbytes in sizes])
+            expect(found == wanted, f"other checksums at {start}, {sizes} long, nowhere")
     with raises(ObjectTruncated, "read_through past the end"):
-        await bench.backend.read_through("object-1", 2 * SLOT, SLOT, Landing())
+        await bench.backend.read_through("object-1", 2 * SLOT, [Landing(PAGE), Landing(SLOT)])
     with raises(ObjectNotFound, "read_through of nothing"):
-        await bench.backend.read_through("nothing", 0, PAGE, Landing())
+        await bench.backend.read_through("nothing", 0, [Landing(PAGE)])
 
 
 async def cancelled_reads(bench: Bench) -> None:

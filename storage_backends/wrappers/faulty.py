@@ -203,7 +203,7 @@ class FaultyBackend(Backend):
         self.faults.after(faults)
         return None  # whoever wants a checksum takes that of the damaged bytes
 
-    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
+    async def read_through(self, name: str, offset: int, to: Sequence[Landing]) -> builtins.list[int] | None:
         return None  # each read is to go through `read_into`
 
     async def local_file(self, name: str) -> LocalFile | None:

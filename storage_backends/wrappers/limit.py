@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -102,7 +102,7 @@ class LimitBackend(Backend):
         await self.limit.take(nbytes)
         return await self.inner.read_into(name, offset, nbytes, lease)
 
-    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
+    async def read_through(self, name: str, offset: int, to: Sequence[Landing]) -> builtins.list[int] | None:
         return None  # each read is taken from the limit once
 
     async def local_file(self, name: str) -> LocalFile | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -106,8 +106,8 @@ class RetryBackend(Backend):
     async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> int | None:
         return await self._again(lambda _: self.inner.read_into(name, offset, nbytes, lease))
 
-    async def read_through(self, name: str, offset: int, nbytes: int, to: Landing) -> int | None:
-        return await self._again(lambda _: self.inner.read_through(name, offset, nbytes, to))
+    async def read_through(self, name: str, offset: int, to: Sequence[Landing]) -> builtins.list[int] | None:
+        return await self._again(lambda _: self.inner.read_through(name, offset, to))
 
     async def local_file(self, name: str) -> LocalFile | None:
         return None  # each read is to go through here

@@ -47,7 +47,8 @@ async def land(
 ) -> int | None:
     fd = os.open(path, flags, 0o600)
     try:
-        return await store.backend.read_through(name, START, NBYTES, Landing(fd, 4096, str(path)))
+        found = await store.backend.read_through(name, START, [Landing(NBYTES, fd, 4096, str(path))])
+        return found[0] if found is not None else None
     finally:
         os.close(fd)
 
@@ -76,11 +77,39 @@ def test_into_a_file(
         assert (tmp_path / "file").read_bytes() == bytes(4096) + WANTED
         if fault is not None:
             assert fault.seen == fault.times <= store.backend.report().retries
-        assert await store.backend.read_through("object", START, NBYTES, Landing()) == crc32c(WANTED)
-        assert await store.backend.read_through("object", START, 0, Landing()) == 0
+        assert await store.backend.read_through("object", START, [Landing(NBYTES)]) == [crc32c(WANTED)]
+        assert await store.backend.read_through("object", START, [Landing(0)]) == [0]
 
     stall = 2.0 if fault is not None and fault.stall_answer_after else 30.0
     run(seaweedfs, main, endpoint_url=proxy.endpoint_url, loop_factory=loop, stall_timeout=stall)
+
+
+@pytest.mark.parametrize("cut", [0, 300, 499_000, 700_000, 1_200_000])
+def test_one_after_the_other(cut: int, seaweedfs: S3Server, proxy: FaultProxy, tmp_path: Path) -> None:
+    """Wherever it is cut, each part goes on where it stopped."""
+    sizes = [300_001, 0, 199_999, 77, 700_000, NBYTES - 1_200_077]
+
+    async def main(store: Store) -> None:
+        await store.write("object", DATA)
+        if cut:
+            proxy.add(Fault(RANGE, cut_answer_after=cut))
+        parts = [WANTED[sum(sizes[:i]) :][:nbytes] for i, nbytes in enumerate(sizes)]
+        with (tmp_path / "file").open("wb") as file, (tmp_path / "other").open("wb") as other:
+            to = [
+                Landing(sizes[0], file.fileno(), 10),
+                Landing(sizes[1], file.fileno(), 0),
+                Landing(sizes[2], other.fileno(), 0),
+                Landing(sizes[3]),
+                Landing(sizes[4], file.fileno(), 500_000),
+                Landing(sizes[5], other.fileno(), 200_000),
+            ]
+            found = await store.backend.read_through("object", START, to)
+        assert found == [crc32c(part) for part in parts]
+        file_bytes, other_bytes = (tmp_path / "file").read_bytes(), (tmp_path / "other").read_bytes()
+        assert file_bytes == bytes(10) + parts[0] + bytes(500_000 - 300_011) + parts[4]
+        assert other_bytes == parts[2] + bytes(1) + parts[5]
+
+    run(seaweedfs, main, endpoint_url=proxy.endpoint_url)
 
 
 @loops
@@ -120,8 +149,8 @@ def test_what_is_not_there(seaweedfs: S3Server, proxy: FaultProxy, tmp_path: Pat
             await land(store, tmp_path / "file")
         with pytest.raises(ObjectNotFound):
             await land(store, tmp_path / "file", name="nothing")
-        with pytest.raises(ValueError, match="-1 bytes"):
-            await store.backend.read_through("object", 0, -1, Landing())
+        with pytest.raises(ValueError, match="-1"):
+            await store.backend.read_through("object", 0, [Landing(-1)])
         await store.write("replaced", DATA)
         proxy.add(Fault(b"/replaced", cut_answer_after=700_000))
         proxy.add(Fault(b"If-Match: ", answer=answer("412 Precondition Failed")))
@@ -155,7 +184,7 @@ def test_what_only_memory_can_take_is_left_to_it(
 ) -> None:
     async def none(store: Store) -> None:
         await store.write("object", DATA)
-        assert await store.backend.read_through("object", START, NBYTES, Landing()) is None
+        assert await store.backend.read_through("object", START, [Landing(NBYTES)]) is None
         assert await store.read("object", NBYTES, START) == WANTED
 
     async def through_sdk(store: Store) -> None:
