@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -89,12 +90,31 @@ def _nothing_left(_settled_process: None, request: pytest.FixtureRequest) -> Ite
 @pytest.fixture(scope="session")
 def disk() -> Iterator[Path]:
     """A folder for the session on the disk that the project lies on (CKPTPIPE_TEST_DIR names another):
-    /tmp can be a tmpfs, on which direct I/O proves nothing. Removed at the end."""
+    /tmp can be a tmpfs, on which direct I/O proves nothing. Removed at the end, and by the next session where this one
+    is killed: who lives has a lock on his own."""
     parent = Path(os.environ.get("CKPTPIPE_TEST_DIR") or ROOT / ".cache" / "tests")
     parent.mkdir(parents=True, exist_ok=True)
-    path = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with _locked(parent):
+        for old in parent.glob("live-*"):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(old, fcntl.LOCK_NB):
+                shutil.rmtree(old, ignore_errors=True)
+        path = Path(tempfile.mkdtemp(prefix="live-", dir=parent))
+        own = contextlib.ExitStack()
+        own.enter_context(_locked(path))
+    with own:
+        yield path
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, how: int = 0) -> Iterator[None]:
+    """Nobody else has ``folder`` locked meanwhile; BlockingIOError where somebody does and ``how`` is LOCK_NB."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @pytest.fixture
