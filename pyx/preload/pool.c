@@ -66,7 +66,7 @@ static int gone(int reason, const char *what, int error) {
 
 /* Not where they would take a processor, or time of one, from somebody. */
 static unsigned awake_us(unsigned cpus, unsigned threads) {
-    unsigned quota = ckpt_cpu_quota();
+    unsigned quota = ckpt_cpu_quota(NULL);
     if (ckpt_config.awake_us >= 0) return (unsigned)ckpt_config.awake_us;
     if (quota < cpus) cpus = quota;
     return cpus >= AWAKE_CPUS && threads <= cpus ? AWAKE_US : 0;

@@ -73,7 +73,7 @@ static void narrow_by_group(struct bound *bound, const char *folder, const char 
     narrow(bound, limit > used ? limit - used : 0, folder);
 }
 
-/* The bounds of a group; `version` of cgroups. */
+/* Looks at what a group's folder says; `version` of cgroups. */
 typedef void group_call(void *context, const char *folder, int version);
 
 /* The group and every one above it; a path that leads out of this process's view ends at the root. */
@@ -97,20 +97,22 @@ static int lists(const char *list, const char *word) {
     return 0;
 }
 
-/* All groups that bound this process's use of a controller. */
-static void each_group(const char *controller, group_call *call, void *context) {
-    char text[8192], root[64];
-    if (ckpt_read_file("/proc/self/cgroup", text, sizeof text) <= 0) return;
-    snprintf(root, sizeof root, "/sys/fs/cgroup/%s", controller);
+static const struct ckpt_groups mine = {"/proc/self/cgroup", "/sys/fs/cgroup"};
+
+/* All groups that bound the use of a controller. */
+static void each_group(const struct ckpt_groups *groups, const char *controller, group_call *call, void *context) {
+    char text[8192], old[320];
+    if (ckpt_read_file(groups->list, text, sizeof text) <= 0) return;
+    snprintf(old, sizeof old, "%s/%s", groups->root, controller);
     char *rest = NULL;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!path) continue;
         *path++ = 0;
         if (!controllers[1])
-            walk_up("/sys/fs/cgroup", path, 2, call, context);
+            walk_up(groups->root, path, 2, call, context);
         else if (lists(controllers + 1, controller))
-            walk_up(root, path, 1, call, context);
+            walk_up(old, path, 1, call, context);
     }
 }
 
@@ -127,7 +129,7 @@ uint64_t ckpt_memory_left(char *whose, size_t room) {
     if (room) whose[0] = 0;
     if (ckpt_read_file("/proc/meminfo", text, sizeof text) > 0)
         narrow(&bound, number_in(text, "MemAvailable:") * 1024, "the machine");
-    each_group("memory", narrow_memory, &bound);
+    each_group(&mine, "memory", narrow_memory, &bound);
     return bound.left;
 }
 
@@ -147,9 +149,9 @@ static void narrow_cpus(void *least, const char *folder, int version) {
     if (quota / period < *(unsigned *)least) *(unsigned *)least = (unsigned)(quota / period);
 }
 
-unsigned ckpt_cpu_quota(void) {
+unsigned ckpt_cpu_quota(const struct ckpt_groups *groups) {
     unsigned least = UINT_MAX;
-    each_group("cpu", narrow_cpus, &least);
+    each_group(groups ? groups : &mine, "cpu", narrow_cpus, &least);
     return least;
 }
 

@@ -20,8 +20,13 @@ int ckpt_node_count(void);
 /* The processors of a node (of all for -1) that this process may run on; 0 where none is left. */
 int ckpt_node_cpus(int node, cpu_set_t *cpus);
 
-/* Whole processors that the cgroups above this process leave it time for; UINT_MAX where none of them limits it. */
-unsigned ckpt_cpu_quota(void);
+struct ckpt_groups {
+    const char *list; /* as /proc/self/cgroup */
+    const char *root; /* as /sys/fs/cgroup, of both versions */
+};
+
+/* Whole processors that a process's cgroups leave it time for; UINT_MAX where none of them limits it. NULL: this one's. */
+unsigned ckpt_cpu_quota(const struct ckpt_groups *groups);
 
 /* errno in words; the text lives until this thread asks again. */
 const char *ckpt_error_words(int error);

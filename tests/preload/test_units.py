@@ -18,6 +18,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "stores": ("stores", "next"),
     "budget": ("budget",),
     "config": ("config",),
+    "process_facts": ("process_facts",),
 }
 
 
