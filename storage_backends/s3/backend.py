@@ -23,6 +23,7 @@ from ckptpipe.storage_backends.errors import EndpointUnreachable, ObjectNotFound
 from ckptpipe.storage_backends.options import parse_options
 from ckptpipe.storage_backends.s3.address import Address, check_endpoint, parse_address
 from ckptpipe.storage_backends.s3.client import S3Client, connect
+from ckptpipe.storage_backends.s3.control import Control
 from ckptpipe.storage_backends.s3.multipart import S3Writer, part_target
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, SPARE_PARTS, S3Options
 from ckptpipe.storage_backends.s3.put import decode_crc32c
@@ -45,6 +46,7 @@ class _Shared:
     def __init__(self, client: S3Client, bucket: str) -> None:
         self.client = client
         self.wires = Wires(client, bucket)
+        client.control = Control(client, self.wires)
         self.get = RangedGet(client, bucket, self.wires)
         self.puts = Puts(client, bucket, self.wires)
         self.small = SmallObjects(client, bucket, self.puts)

@@ -132,23 +132,6 @@ class PartBody(aiohttp.payload.Payload):
         return f"<PartBody {len(self)} bytes in {len(self._ranges)} ranges>"
 
 
-def sha256_of(ranges: Sequence[tuple[Lease, int]]) -> str:
-    """SHA-256 in hex of ``ranges``, for a thread: hashlib lets the GIL go."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for lease, nbytes in ranges:
-        with memoryview(lease) as whole, whole[:nbytes] as view:
-            digest.update(view)
-    return digest.hexdigest()
-
-
-async def hash_ranges(ranges: Sequence[tuple[Lease, int]]) -> str:
-    from ckptpipe.storage_backends.shielded import shielded
-
-    return await shielded(asyncio.to_thread(sha256_of, ranges))
-
-
 def _let_go(view: memoryview) -> None:
     try:
         view.release()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from botocore.httpsession import get_cert_path
-
-from ckptpipe.storage_backends.s3.client import tune_socket
+from ckptpipe.storage_backends.errors import EndpointUnreachable
 from ckptpipe.storage_backends.s3.wire import Wire
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
@@ -29,6 +28,10 @@ class Origin:
         """The Host header: as the signature has it, without a default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == {"http": 80, "https": 443}[self.scheme] else f"{host}:{self.port}"
+
+
+class NoConnection(OSError):
+    """Nobody answers there."""
 
 
 class Connections:
@@ -84,10 +87,17 @@ class Connections:
         secure: dict[str, Any] = {}
         if origin.scheme == "https":
             secure = {"ssl": await self._ssl_context(), "server_hostname": origin.host}
-        async with asyncio.timeout(self._connect_timeout):
-            transport, wire = await loop.create_connection(
-                lambda: Wire(self._senders), origin.host, origin.port, **secure
-            )
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                transport, wire = await loop.create_connection(
+                    lambda: Wire(self._senders), origin.host, origin.port, **secure
+                )
+        except ssl.SSLError:
+            raise
+        except TimeoutError as error:
+            raise NoConnection("no connection within the connect_timeout") from error
+        except OSError as error:
+            raise NoConnection(error.strerror or str(error)) from error
         found = transport.get_extra_info("socket")
         if found is not None:
             tune_socket(found, self._stall_timeout)
@@ -108,5 +118,34 @@ def _make_context(verify: bool | str | None) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     else:
-        context.load_verify_locations(get_cert_path(True if verify is None else verify))
+        context.load_verify_locations(verify if isinstance(verify, str) else _authorities())
     return context
+
+
+def _authorities() -> str:
+    """Those that botocore trusts."""
+    from botocore.httpsession import get_cert_path
+
+    return str(get_cert_path(True))
+
+
+def tune_socket(made: socket.socket, stall_timeout: float) -> None:
+    """tcp(7): give a connection up when sent bytes stay unacknowledged; small requests go out at once."""
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout * 1000))
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def check_bundle(path: str) -> None:
+    """EndpointUnreachable where it holds no certificates."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError as error:  # ssl.SSLError is one
+        why = (
+            error.strerror
+            if isinstance(error, FileNotFoundError | PermissionError)
+            else "no PEM certificates"
+        )
+        raise EndpointUnreachable(
+            f"the CA bundle {path} cannot be used: {why}",
+            cure="name a PEM file with the option ca_bundle or AWS_CA_BUNDLE",
+        ) from error

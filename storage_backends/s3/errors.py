@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import re
 import ssl
+import sys
 from dataclasses import dataclass
-from typing import Any
-
-import aiohttp
-from botocore import exceptions as botocore_errors
 
 from ckptpipe.storage_backends.errors import (
     AccessDenied,
-    BadUrl,
     EndpointUnreachable,
     NoSpace,
     ObjectExists,
@@ -89,6 +85,8 @@ _DENIED = frozenset(
         "403",
     }
 )
+_REDIRECTS = ("PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed")
+_REQUEST_ERRORS = (OSError, EOFError, TimeoutError)
 _FULL = frozenset(
     {"QuotaExceeded", "EntityTooLargeForQuota", "XMinioStorageFull", "InsufficientStorage", "507"}
 )
@@ -107,6 +105,19 @@ class Fault:
     @property
     def throttled(self) -> bool:
         return isinstance(self.error, Throttled)
+
+
+class Refused(Exception):
+    """The store answered with an error."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.error)
+        self.fault = fault
+
+
+def is_redirect(fault: Fault) -> bool:
+    """The bucket is elsewhere, or of another region."""
+    return fault.status in (301, 302, 307, 308) or fault.code in _REDIRECTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,79 +195,33 @@ def _denied_cure(code: str) -> str:
     return f"the credentials need permission for this bucket and prefix; {_KEY_CURE}"
 
 
+def request_errors() -> tuple[type[Exception], ...]:
+    """What a request can raise, with the SDK's own where that is in use: everything else is a defect of ours."""
+    sdk = sys.modules.get("ckptpipe.storage_backends.s3.sdk")
+    return (*_REQUEST_ERRORS, *(sdk.ERRORS if sdk is not None else ()))
+
+
 def from_exception(place: Place, what: str, error: BaseException) -> Fault:
-    """The fault of what aiobotocore, aiohttp or the loop raised."""
-    if isinstance(error, botocore_errors.ClientError):
-        return _from_client_error(place, what, error)
+    """The fault of one of `request_errors`."""
+    if "ckptpipe.storage_backends.s3.sdk" in sys.modules:
+        from ckptpipe.storage_backends.s3.sdk_errors import from_sdk
+
+        fault = from_sdk(place, what, error)
+        if fault is not None:
+            return fault
     at = place.endpoint
-    if isinstance(error, botocore_errors.NoCredentialsError | botocore_errors.PartialCredentialsError):
-        kind = "incomplete" if isinstance(error, botocore_errors.PartialCredentialsError) else "none"
-        text = "credentials are incomplete" if kind == "incomplete" else "no credentials were found"
-        cure = f"{CREDENTIALS_CURE}; a public bucket is read with the option no_sign_request"
-        return Fault(AccessDenied(f"{what}: {text}", cure=cure))
-    if isinstance(
-        error,
-        botocore_errors.CredentialRetrievalError
-        | botocore_errors.TokenRetrievalError
-        | botocore_errors.SSOError
-        | botocore_errors.UnauthorizedSSOTokenError
-        | botocore_errors.RefreshWithMFAUnsupportedError
-        | botocore_errors.InvalidConfigError,
-    ):
-        # Their texts can quote what a credential process printed: only the class is told.
-        return Fault(
-            AccessDenied(
-                f"{what}: credentials could not be got ({type(error).__name__})", cure=CREDENTIALS_CURE
-            )
-        )
-    if isinstance(error, botocore_errors.ProfileNotFound):
-        return Fault(BadUrl(clean(str(error)), cure="check AWS_PROFILE and the option profile"))
-    if isinstance(error, botocore_errors.ParamValidationError):
-        return Fault(BadUrl(f"{what}: {clean(str(error))}"))
-    if isinstance(error, botocore_errors.SSLError | ssl.SSLError | aiohttp.ClientSSLError):
-        return Fault(_tls_error(place, what, error))
-    if isinstance(error, botocore_errors.ProxyConnectionError):
-        return Fault(
-            EndpointUnreachable(
-                f"{what}: the proxy to {at} cannot be reached", cure="check HTTP_PROXY and HTTPS_PROXY"
-            ),
-            again=True,
-        )
-    if isinstance(error, botocore_errors.ConnectTimeoutError):
-        return Fault(_unreachable(place, what, "no connection within the connect_timeout"), again=True)
-    if isinstance(error, botocore_errors.EndpointConnectionError):
-        # aiobotocore says so of connections that broke later, too.
-        inner = error.kwargs.get("error")
-        if isinstance(inner, aiohttp.ClientError) and not isinstance(inner, aiohttp.ClientConnectorError):
-            return Fault(
-                TransientError(f"{what}: the connection to {at} broke ({_reason(error)})"), again=True
-            )
-        return Fault(_unreachable(place, what, _reason(error)), again=True)
-    if isinstance(error, botocore_errors.ReadTimeoutError | TimeoutError):
+    if isinstance(error, ssl.SSLError):
+        return Fault(tls_error(place, what, error))
+    if isinstance(error, TimeoutError):
         return Fault(TransientError(f"{what}: no progress from {at} within the stall_timeout"), again=True)
-    if isinstance(error, botocore_errors.HTTPClientError | botocore_errors.ResponseStreamingError):
-        return Fault(TransientError(f"{what}: the connection to {at} broke ({_reason(error)})"), again=True)
-    if isinstance(error, aiohttp.ClientError | ConnectionError | EOFError):
-        return Fault(TransientError(f"{what}: the connection to {at} broke ({_reason(error)})"), again=True)
+    if isinstance(error, ConnectionError | EOFError):
+        return Fault(TransientError(f"{what}: the connection to {at} broke ({reason(error)})"), again=True)
     if isinstance(error, OSError):
-        return Fault(_unreachable(place, what, _reason(error)), again=True)
-    if isinstance(error, botocore_errors.BotoCoreError):
-        return Fault(StorageError(f"{what}: {clean(str(error))}"))
+        return Fault(unreachable(place, what, reason(error)), again=True)
     raise error
 
 
-def _from_client_error(place: Place, what: str, error: Any) -> Fault:
-    response = error.response
-    details = response.get("Error", {})
-    metadata = response.get("ResponseMetadata", {})
-    headers = metadata.get("HTTPHeaders", {})
-    region = headers.get("x-amz-bucket-region", "") or details.get("Region", "")
-    code = str(details.get("Code", ""))
-    status = int(metadata.get("HTTPStatusCode", 0))
-    return from_answer(place, what, status, code, str(details.get("Message", "")), region=region)
-
-
-def _tls_error(place: Place, what: str, error: BaseException) -> EndpointUnreachable:
+def tls_error(place: Place, what: str, error: BaseException) -> EndpointUnreachable:
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
         found = re.search(r"certificate verify failed: ([^(\[]{1,100})", text)
@@ -266,23 +231,23 @@ def _tls_error(place: Place, what: str, error: BaseException) -> EndpointUnreach
             cure="name its authority's PEM file with the option ca_bundle or AWS_CA_BUNDLE",
         )
     return EndpointUnreachable(
-        f"{what}: no TLS connection to {place.endpoint} ({_reason(error)})",
+        f"{what}: no TLS connection to {place.endpoint} ({reason(error)})",
         cure="check whether the endpoint speaks https or http",
     )
 
 
-def _unreachable(place: Place, what: str, reason: str) -> EndpointUnreachable:
+def unreachable(place: Place, what: str, reason: str) -> EndpointUnreachable:
     return EndpointUnreachable(
         f"{what}: nobody answers at {place.endpoint} ({reason})",
         cure="check the option endpoint_url or AWS_ENDPOINT_URL, and that the server runs",
     )
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The innermost cause in words, without URLs."""
     inner: BaseException | None = error
     while inner is not None:
-        deeper = inner.__cause__ or inner.__context__
+        deeper = inner.__cause__ or (None if inner.__suppress_context__ else inner.__context__)
         if isinstance(inner, OSError) and inner.errno and inner.strerror:
             return clean(inner.strerror)
         if deeper is None:

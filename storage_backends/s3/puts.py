@@ -8,25 +8,15 @@ from contextlib import ExitStack, nullcontext
 from ckptpipe.pyx.checksum import crc32c_combine
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.errors import StorageError
-from ckptpipe.storage_backends.s3.body import hash_ranges
-from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
+from ckptpipe.storage_backends.s3.client import S3Client
+from ckptpipe.storage_backends.s3.control import HEADERS
+from ckptpipe.storage_backends.s3.errors import Refused, is_redirect, request_errors
 from ckptpipe.storage_backends.s3.file_piece import Bytes, FilePiece, changed, crc32c_of, in_memory
+from ckptpipe.storage_backends.s3.hashing import hash_ranges
 from ckptpipe.storage_backends.s3.put import Put, decode_crc32c, encode_crc32c
-from ckptpipe.storage_backends.s3.sdk_put import put_by_sdk
 from ckptpipe.storage_backends.s3.signing import Unsignable
 from ckptpipe.storage_backends.s3.wire import Wire
-from ckptpipe.storage_backends.s3.wires import Refused, Wires, is_redirect
-
-# Parameters of the SDK, and the headers that they become.
-_HEADERS = {
-    "ChecksumCRC32C": "x-amz-checksum-crc32c",
-    "ExpectedBucketOwner": "x-amz-expected-bucket-owner",
-    "IfNoneMatch": "If-None-Match",
-    "SSEKMSKeyId": "x-amz-server-side-encryption-aws-kms-key-id",
-    "ServerSideEncryption": "x-amz-server-side-encryption",
-    "StorageClass": "x-amz-storage-class",
-}
-
+from ckptpipe.storage_backends.s3.wires import Wires
 
 _DAMAGED = ("BadDigest", "XAmzContentChecksumMismatch")
 
@@ -105,6 +95,8 @@ class Puts:
             try:
                 async with client.pace if put.paced else nullcontext():
                     if self._through_sdk or redirected:
+                        from ckptpipe.storage_backends.s3.sdk_put import put_by_sdk
+
                         etag, confirmed = await put_by_sdk(client, self._bucket, put, made)
                     else:
                         etag, confirmed = await self._by_wire(put, made)
@@ -117,7 +109,7 @@ class Puts:
                 continue
             except Refused as refused:
                 fault = refused.fault
-            except REQUEST_ERRORS as error:
+            except request_errors() as error:
                 fault = client.explain(put.what, error)
             else:
                 try:
@@ -135,12 +127,13 @@ class Puts:
                 redirected = True
                 self._wires.signing.forget()
                 continue
-            if not client.adapt(fault, made):
+            unsigned = client.signs_payloads and not put.sha256  # another request has learnt it meanwhile
+            if not client.adapt(fault, made) and not unsigned:
                 await tries.again(fault)
 
     async def _by_wire(self, put: Put, made: Mapping[str, str]) -> tuple[str, str | None]:
         query = {} if put.part is None else {"partNumber": str(put.part[0]), "uploadId": put.part[1]}
-        headers = {_HEADERS[name]: value for name, value in made.items()}
+        headers = {HEADERS[name]: value for name, value in made.items()}
         signed = put.sha256 if self._client.signs_payloads else ""
         origin, request = await self._wires.signing.put(put.key, query, headers, put.nbytes, signed)
         found: list[dict[str, str]] = []

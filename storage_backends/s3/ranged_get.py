@@ -12,11 +12,11 @@ from ckptpipe.pyx.errors import IoError
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import ObjectTruncated, StorageError, TransientError
-from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
-from ckptpipe.storage_backends.s3.errors import Fault
+from ckptpipe.storage_backends.s3.client import S3Client
+from ckptpipe.storage_backends.s3.errors import Fault, Refused, is_redirect, request_errors
 from ckptpipe.storage_backends.s3.signing import Unsignable
 from ckptpipe.storage_backends.s3.wire import Answer, Wire
-from ckptpipe.storage_backends.s3.wires import Refused, Wires, is_redirect
+from ckptpipe.storage_backends.s3.wires import Wires
 from ckptpipe.storage_backends.shielded import shielded
 
 _PROGRESS = 65536  # bytes that make a cut answer a step forward
@@ -127,7 +127,7 @@ class RangedGet:
                 continue
             except Refused as refused:
                 fault = refused.fault
-            except REQUEST_ERRORS as error:
+            except request_errors() as error:
                 fault = self._client.explain(wanted.what, error)
             if wanted.done - before >= _PROGRESS:
                 tries.progressed()
@@ -226,7 +226,7 @@ class RangedGet:
         loop = asyncio.get_running_loop()
         match = {"IfMatch": wanted.etag} if wanted.etag else {}
         async with asyncio.timeout(stall) as deadline:
-            answer = await self._client.api.get_object(
+            answer = await (await self._client.api()).get_object(
                 Bucket=self._bucket,
                 Key=wanted.key,
                 Range=f"bytes={wanted.first}-{wanted.last}",

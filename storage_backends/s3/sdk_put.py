@@ -24,7 +24,8 @@ async def put_by_sdk(
     made.update(parameters)
     if put.part is not None:
         made["PartNumber"], made["UploadId"] = put.part
-    send = client.api.put_object if put.part is None else client.api.upload_part
+    api = await client.api()
+    send = api.put_object if put.part is None else api.upload_part
     try:
         async with asyncio.timeout(stall) as deadline:
             body.begin()

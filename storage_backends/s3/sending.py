@@ -123,5 +123,5 @@ class Sending:
                 raise unreadable(piece.file, error) from error
             count = self._socket.send(copied) if copied else 0
         if count == 0:
-            raise shrank(piece.file, at)
+            raise shrank(piece.file, os.fstat(file).st_size)
         return count

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import SplitResult, parse_qs, quote, urlsplit
 
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.connections import Origin
@@ -34,6 +34,7 @@ class Signing:
         self._client = client
         self._bucket = bucket
         self._signer = Signer()
+        self._plain = client.plain
         self._targets: OrderedDict[str, Target] = OrderedDict()
 
     def forget(self) -> None:
@@ -45,7 +46,7 @@ class Signing:
         headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
         if etag:
             headers["If-Match"] = etag
-        return await self._request("GET", key, {}, headers, EMPTY_SHA256)
+        return await self.request("GET", key, {}, headers, EMPTY_SHA256)
 
     async def put(
         self, key: str, query: Mapping[str, str], headers: Mapping[str, str], nbytes: int, sha256: str
@@ -53,11 +54,15 @@ class Signing:
         """Origin and head of ``PUT key?query`` with a body of ``nbytes``. ``sha256``: of the body, in hex; ""
         leaves it out of the signature."""
         sized = {"Content-Length": str(nbytes), **headers}
-        return await self._request("PUT", key, query, sized, sha256 or UNSIGNED_PAYLOAD)
+        return await self.request("PUT", key, query, sized, sha256 or UNSIGNED_PAYLOAD)
 
-    async def _request(
+    async def request(
         self, method: str, key: str, query: Mapping[str, str], added: Mapping[str, str], payload: str
     ) -> tuple[Origin, bytes]:
+        """Origin and head of any request; ``key`` "": of one for the bucket. ``payload``: as in `Signer.sign`."""
+        if self._plain != self._client.plain:
+            self._plain = self._client.plain
+            self.forget()
         target = self._targets.get(key) or await self._locate(key)
         headers = {"Host": target.origin.header, "User-Agent": "ckptpipe", **added}
         if self._client.options.expected_bucket_owner:
@@ -81,9 +86,23 @@ class Signing:
         return target.origin, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     async def _locate(self, key: str) -> Target:
+        target = self._in_path(key) if self._client.plain else await self._ask_sdk(key)
+        self._targets[key] = target
+        if len(self._targets) > _KEPT:
+            self._targets.popitem(last=False)
+        return target
+
+    def _in_path(self, key: str) -> Target:
+        """Of a service whose endpoint is a host, with the bucket in the path."""
+        parts = urlsplit(self._client.endpoint)
+        path = f"/{self._bucket}/{quote(key, safe='/-_.~')}" if key else f"/{self._bucket}"
+        region = "" if self._client.options.no_sign_request else self._client.region
+        return Target(_origin(parts), path, region, "s3")
+
+    async def _ask_sdk(self, key: str) -> Target:
         """Ask botocore for a presigned URL: its host and path are where the object is (addressing style,
         region, custom endpoints), its credential scope is how to sign. The signature itself is thrown away."""
-        presigned = await self._client.api.generate_presigned_url(
+        presigned = await (await self._client.api()).generate_presigned_url(
             "get_object", Params={"Bucket": self._bucket, "Key": key}, ExpiresIn=60
         )
         parts = urlsplit(presigned)
@@ -94,14 +113,9 @@ class Signing:
             region, service = scope[-3], scope[-2]
         else:
             raise Unsignable
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        target = Target(
-            Origin(parts.scheme, parts.hostname or "", port),
-            parts.path or "/",
-            region,
-            service,
-        )
-        self._targets[key] = target
-        if len(self._targets) > _KEPT:
-            self._targets.popitem(last=False)
-        return target
+        return Target(_origin(parts), parts.path or "/", region, service)
+
+
+def _origin(parts: SplitResult) -> Origin:
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return Origin(parts.scheme, parts.hostname or "", port)

@@ -9,7 +9,8 @@ from typing import Any
 from ckptpipe.pyx.checksum import crc32c
 from ckptpipe.pyx.staging import Lease, lease_buffer
 from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound, StorageError
-from ckptpipe.storage_backends.s3.client import REQUEST_ERRORS, S3Client
+from ckptpipe.storage_backends.s3.client import S3Client
+from ckptpipe.storage_backends.s3.errors import Refused, is_redirect, request_errors
 from ckptpipe.storage_backends.s3.put import Put
 from ckptpipe.storage_backends.s3.puts import Puts
 
@@ -108,14 +109,21 @@ class SmallObjects:
         tries = self._client.attempts()
         parameters = {"Bucket": self._bucket, "Key": key, **self._client.owner()}
         while True:
+            control = self._client.control if self._client.plain else None
             try:
+                if control is not None:
+                    return await control.get(key, what, limit)
                 async with asyncio.timeout(self._client.options.stall_timeout) as deadline:
-                    answer = await self._client.api.get_object(**parameters)
+                    answer = await (await self._client.api()).get_object(**parameters)
                     return await self._body(answer, what, limit, deadline)
-            except REQUEST_ERRORS as error:
+            except Refused as refused:
+                fault = refused.fault
+            except request_errors() as error:
                 fault = self._client.explain(what, error)
-                if not self._client.adapt(fault, parameters):
-                    await tries.again(fault)
+            if control is not None and is_redirect(fault):
+                self._client.plain = False  # the SDK follows
+            elif not self._client.adapt(fault, parameters):
+                await tries.again(fault)
 
     async def _body(self, answer: Any, what: str, limit: int, deadline: asyncio.Timeout) -> bytes:
         loop = asyncio.get_running_loop()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ckptpipe.storage_backends.abc import Landing
+from ckptpipe.storage_backends.s3.chunked import Chunked
 from ckptpipe.storage_backends.s3.file_piece import FilePiece
 from ckptpipe.storage_backends.s3.receiving import Receiving
 from ckptpipe.storage_backends.s3.sending import Sending
@@ -54,6 +55,7 @@ class Answer:
     received: int = 0
     crc32cs: list[int] = field(default_factory=list)
     text: bytearray = field(default_factory=bytearray)
+    cut: bool = False
     keep: bool = True
 
     def length(self) -> int | None:
@@ -229,7 +231,7 @@ class Wire(asyncio.BufferedProtocol):
             await self._by_thread(answer, destination, nbytes, crc32cs)
             return
         if destination is None and "chunked" in answer.headers.get("transfer-encoding", "").lower():
-            await self._chunked(answer)
+            await self._chunked(answer, nbytes or _ERROR_MAX)
             return
         self._want = nbytes
         self._view = destination
@@ -285,32 +287,25 @@ class Wire(asyncio.BufferedProtocol):
             raise WireError(str(error)) from error
         assert whole
 
-    async def _chunked(self, answer: Answer) -> None:
-        """An error document in chunks: read until its end, the limit or the connection's."""
+    async def _chunked(self, answer: Answer, most: int) -> None:
+        """A document in chunks, into the answer's text: to its end, ``most`` bytes or the connection's end."""
         answer.keep = False
-        raw = self._head
-        while b"\r\n0\r\n" not in raw and not raw.startswith(b"0\r\n") and len(raw) < _ERROR_MAX:
-            self._done = self._loop.create_future()
-            self._want = -1
-            assert self._transport is not None
-            self._transport.resume_reading()
-            try:
+        chunks = Chunked()
+        try:
+            chunks.feed(self._head, answer.text)
+            while not chunks.done and len(answer.text) <= most:
+                self._done = self._loop.create_future()
+                self._want = -1
+                assert self._transport is not None
+                self._transport.resume_reading()
                 await self._done
-            except WireError:
-                break
-            finally:
-                self._done = None
-                self._want = 0
-        while raw:
-            line, found, rest = bytes(raw).partition(b"\r\n")
-            try:
-                size = int(line.split(b";")[0], 16)
-            except ValueError:
-                break
-            if not found or size == 0:
-                break
-            answer.text += rest[:size]
-            raw = bytearray(rest[size + 2 :])
+                chunks.feed(self._head, answer.text)
+        except (ValueError, WireError):
+            pass  # what came may tell enough
+        finally:
+            self._done = None
+            self._want = 0
+        answer.cut = not chunks.done
 
     def idle(self) -> bool:
         """Make it ready for the next request; False where it cannot be kept."""

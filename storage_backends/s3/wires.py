@@ -5,25 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from botocore.utils import get_environ_proxies
-
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.connections import Connections, Origin
-from ckptpipe.storage_backends.s3.errors import Fault, from_answer, parse_error_body
+from ckptpipe.storage_backends.s3.errors import Refused, from_answer, parse_error_body
+from ckptpipe.storage_backends.s3.proxies import has_proxy
 from ckptpipe.storage_backends.s3.signing import Signing
 from ckptpipe.storage_backends.s3.watch import Watch
-from ckptpipe.storage_backends.s3.wire import Answer, StaleConnection, Wire
+from ckptpipe.storage_backends.s3.wire import Answer, StaleConnection, Wire, WireError
 
 _ERROR_MAX = 65536  # bytes of an error document that are worth reading
-_REDIRECTS = ("PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed")
+_DOCUMENT_MAX = 16 << 20  # bytes of an answer that is no object: lists have at most 1000 names
 
 
-class Refused(Exception):
-    """The store answered with an error."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.error)
-        self.fault = fault
+class TooLong(Exception):
+    """An answer has more bytes than anybody wants."""
 
 
 class Wires:
@@ -40,19 +35,21 @@ class Wires:
             senders=options.concurrency,
         )
         self.why_not = ""
-        if get_environ_proxies(client.endpoint).get(client.scheme):
+        if has_proxy(client.endpoint):
             self.why_not = "a proxy is set for the endpoint"
         elif bucket.endswith("--x-s3"):
             self.why_not = "directory buckets have signatures of their own"
 
-    async def use(self, origin: Origin, talk: Callable[[Wire], Awaitable[None]]) -> None:
-        """``talk`` on a connection to ``origin``, under the stall time-out; once more on a fresh one where the
-        server had closed the one that was kept."""
+    async def use(
+        self, origin: Origin, talk: Callable[[Wire], Awaitable[None]], *, within: float = 0.0
+    ) -> None:
+        """``talk`` on a connection to ``origin``, under the stall time-out (``within``: another one); once more on a
+        fresh one where the server had closed the one that was kept."""
         fresh = False
         while True:
             wire = await self._connections.lend(origin, fresh=fresh)
             try:
-                await self._talk(origin, wire, talk)
+                await self._talk(origin, wire, talk, within or self._client.options.stall_timeout)
             except StaleConnection:
                 if fresh:
                     raise
@@ -60,8 +57,9 @@ class Wires:
             else:
                 return
 
-    async def _talk(self, origin: Origin, wire: Wire, talk: Callable[[Wire], Awaitable[None]]) -> None:
-        stall = self._client.options.stall_timeout
+    async def _talk(
+        self, origin: Origin, wire: Wire, talk: Callable[[Wire], Awaitable[None]], stall: float
+    ) -> None:
         keep = False
         try:
             async with asyncio.timeout(stall) as deadline:
@@ -74,9 +72,12 @@ class Wires:
             await self._connections.give_back(origin, wire, keep=keep)
 
     async def refused(self, wire: Wire, answer: Answer, what: str) -> Refused:
-        """Read the error document of ``answer``."""
+        """The error of ``answer``, whose document is read: all that have a body, which is announced, but not sent, in
+        the answer to HEAD."""
         length = answer.length()
-        if length is None or length <= _ERROR_MAX:
+        if answer.received:
+            pass
+        elif length is None or length <= _ERROR_MAX:
             await wire.body(None, length or 0)
         else:
             answer.keep = False
@@ -85,10 +86,21 @@ class Wires:
         code, message = said.get("Code", ""), said.get("Message", "")
         return Refused(from_answer(self._client.place, what, answer.status, code, message, region=region))
 
+    async def document(self, wire: Wire, answer: Answer, most: int = _DOCUMENT_MAX) -> bytes:
+        """The whole body of ``answer``; `TooLong`."""
+        length = answer.length()
+        if length is not None and length > most:
+            answer.keep = False
+            raise TooLong(f"{length} bytes, at most {most} are accepted")
+        if length is None and "chunked" not in answer.headers.get("transfer-encoding", "").lower():
+            answer.keep = False
+            raise WireError("the answer does not say where it ends")
+        await wire.body(None, most if length is None else length)
+        if len(answer.text) > most:
+            raise TooLong(f"more than the {most} bytes that are accepted")
+        if answer.cut:
+            raise WireError("the connection was closed within an answer")
+        return bytes(answer.text)
+
     async def aclose(self) -> None:
         await self._connections.aclose()
-
-
-def is_redirect(fault: Fault) -> bool:
-    """The bucket is elsewhere, or of another region."""
-    return fault.status in (301, 302, 307, 308) or fault.code in _REDIRECTS

@@ -284,16 +284,17 @@ def test_a_connection_that_was_kept_too_long_is_replaced(seaweedfs: S3Server, pr
 def test_every_attempt_asks_for_credentials(seaweedfs: S3Server, proxy: FaultProxy) -> None:
     async def main(store: Store) -> None:
         client = store.backend._shared.client
-        ask, asked = client.credentials.get_frozen_credentials, []
+        chain, asked = client.credentials, []
 
-        async def frozen() -> Any:
-            asked.append(await ask())
-            return asked[-1]
+        class Asking:
+            async def get_frozen_credentials(self) -> Any:
+                asked.append(await chain.get_frozen_credentials())
+                return asked[-1]
 
-        client.credentials.get_frozen_credentials = frozen
+        client.credentials = Asking()
         proxy.add(Fault(b"/object", answer=answer("400 Bad Request", EXPIRED_BODY), times=2))
         await store.write("object", DATA[:MIB])
-        client.credentials.get_frozen_credentials = ask
+        client.credentials = chain
         assert len(asked) >= 3
 
     run(seaweedfs, main, endpoint_url=proxy.endpoint_url, **PARTS)

@@ -189,7 +189,7 @@ def test_a_store_that_wants_signed_payloads_gets_them_from_memory(path: Path, se
         writer = await store.backend.create("object")
         for number in range(len(DATA) // STEP):
             if number == 7:
-                client.api.meta.config.s3["payload_signing_enabled"] = True
+                client.sign_payloads()
                 assert not store.backend.capabilities.takes_files
             piece = DATA[number * STEP : (number + 1) * STEP]
             await writer.append_file(file, number * STEP, STEP, crc32c(piece))
