@@ -9,7 +9,8 @@ PYTEST ?=
 # The environment's programs come first, as if it were activated.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-unexport PYTHONPATH PYTHONHOME
+# Without its bytecode each of the hundreds of programs that tests start compiles the project anew.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .PHONY: help build built demo test test-packages lint typecheck unit test-gpu bench clean
 .DEFAULT_GOAL := help
@@ -60,6 +61,7 @@ build:
 	$(SIDE_BY_SIDE) built
 
 built: $(VENV)/.installed $(VENV)/.built
+	@:
 
 demo: build
 	@$(PY) -m bench.demo
