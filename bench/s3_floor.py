@@ -1,8 +1,8 @@
 """The least CPU that S3 requests can take on a machine: a bare loop in C over the same requests.
 
 As many connections and the same parts as ckptpipe has, requests signed beforehand, one small buffer a connection
-that stays in the core's cache. No ring, no retries, nothing that waits: what another client takes more of is
-its own. The multipart upload is begun and completed outside of what is measured.
+that stays in the core's cache; what is sent is checksummed before (a part's checksum stands in its head) and then not
+copied (sendfile). No ring, no retries, nothing that waits: what another client takes more of is its own. The multipart upload is begun and completed outside of what is measured.
 """
 
 from __future__ import annotations
