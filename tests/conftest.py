@@ -13,6 +13,7 @@ import socket
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.services.seaweedfs import S3Server, start_seaweedfs
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("CKPTPIPE_KERNEL_CACHE", "off")  # the user's own is none of the tests' business
+AGAIN_SECONDS = 20.0
 _FAILED = pytest.StashKey[bool]()
 _LEDGER = Ledger()
 
@@ -30,6 +32,29 @@ def pytest_configure() -> None:
     """Ctrl-C is heeded even where the tests run as a shell's background job, which ignores it, as its children would."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class OutOfTime(SystemExit):
+    """A test's time is over. uvloop lets this through, as it does KeyboardInterrupt, and logs every other exception."""
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, object, object]:
+    """pytest-timeout's signal ends a test on uvloop too, and then, again and again, a clean-up that hangs."""
+    result = yield
+    ends = signal.getsignal(signal.SIGALRM)
+    if not callable(ends):
+        return result
+
+    def over(number: int, frame: FrameType | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        try:
+            ends(number, frame)
+        except pytest.fail.Exception as error:
+            raise OutOfTime(f"{error}: {item.nodeid}") from None
+
+    signal.signal(signal.SIGALRM, over)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,6 +110,16 @@ def _nothing_left(_settled_process: None, request: pytest.FixtureRequest) -> Ite
     left = _LEDGER.left_since(before)
     if left:
         pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture
+def hangup_heeded() -> Iterator[None]:
+    """SIGHUP is not ignored, as it is under nohup, neither here nor in children."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="session")

@@ -62,6 +62,7 @@ def interrupted(number: signal.Signals, *words: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.usefixtures("hangup_heeded")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda item: item.name)
 def test_a_save_that_gets_a_signal(workdir: Path, number: signal.Signals) -> None:
     source = write(workdir / "file", os.urandom(40 * MIB))

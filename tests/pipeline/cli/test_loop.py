@@ -46,6 +46,7 @@ def test_errors_come_through() -> None:
         run(work)
 
 
+@pytest.mark.usefixtures("hangup_heeded")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_cancels_once_and_waits(number: signal.Signals) -> None:
     before = dispositions()
