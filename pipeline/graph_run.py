@@ -21,6 +21,8 @@ from ckptpipe.pipeline.spec import GraphSpec
 from ckptpipe.pipeline.stages.abc import Stage
 from ckptpipe.storage_backends.shielded import shielded
 
+_UNDER_WAY = 16  # chunks of a restore, half read and half written: touching more memory only costs
+
 
 async def save_graph(
     spec: GraphSpec, source: Source, context: GraphContext, phase: str, progress: ProgressCallback | None
@@ -116,6 +118,8 @@ async def read_graph(
     meter = Meter()
     await _open(source, context)
     source.land_in(sink.landing)
+    if not source.reader.index.has_coded:
+        context.expect(_UNDER_WAY)
     graph = Graph(source, context, phase=phase)
     graph.add_sink(sink)
     try:

@@ -62,6 +62,7 @@ class Capabilities:
     if_absent: Literal["atomic", "checked"] = "atomic"  # "checked": look first, then write; a race can lose
     durable: bool = True  # finish() and put_atomic() return only when a crash of the machine cannot undo them
     takes_files: bool = False  # `ObjectWriter.append_file`: bytes in the page cache need no memory of ours
+    reads_through: bool = False  # `read_through`, most of the time
     in_memory: bool = False  # takes bytes as fast as the CPU copies them: encoding them first only costs
 
 

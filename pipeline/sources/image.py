@@ -26,7 +26,7 @@ from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
 
 LOAD_FEEDERS = 16  # tasks that pass chunks on; as many read where one has to be read after all
-_LAND_MIN = 1 << 20  # bytes: smaller chunks are read many at a time, into a slot
+_LAND_MIN = 4 << 20  # bytes: of smaller chunks many are read at a time, and too many files would be open
 _LAND_TOGETHER = (
     16 << 20
 )  # bytes asked for at once where no slot has to hold them: a request costs a store CPU time
@@ -121,7 +121,7 @@ class ImageSource(Source):
     def land_in(self, landing: _LandingOf) -> None:
         """Chunks that need no decoder go where ``landing`` says, without a slot, where the backend can bring them there;
         what is emitted has landed and was verified."""
-        if self._decode:
+        if self._decode and self.reader.backend.capabilities.reads_through:
             self._landing = landing
 
     async def open(self, context: GraphContext) -> None:

@@ -78,6 +78,7 @@ class S3Backend(Backend):
             if_absent="checked" if client.facts.conditional is False else "atomic",
             durable=True,
             takes_files=self._shared.puts.sends_files,
+            reads_through=self._shared.get.goes_through,
         )
 
     @classmethod

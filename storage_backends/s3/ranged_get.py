@@ -78,6 +78,11 @@ class RangedGet:
         self._wires = wires
         self._through_sdk = ""  # why, where it is so
 
+    @property
+    def goes_through(self) -> bool:
+        """Whether threads can receive: over http, from a store that the SDK is not needed for."""
+        return self._client.scheme == "http" and not self._wires.why_not and not self._through_sdk
+
     async def read_into(self, key: str, what: str, offset: int, nbytes: int, lease: Lease) -> int | None:
         if nbytes < 0 or offset < 0 or nbytes > lease.nbytes:
             raise ValueError(f"{nbytes} bytes at {offset} into a lease of {lease.nbytes}")
@@ -88,7 +93,7 @@ class RangedGet:
     async def read_through(self, key: str, what: str, offset: int, to: Sequence[Landing]) -> list[int] | None:
         if offset < 0 or any(landing.nbytes < 0 for landing in to):
             raise ValueError(f"{[landing.nbytes for landing in to]} bytes at {offset}")
-        if self._client.scheme == "https" or self._through_sdk:
+        if not self.goes_through:
             return None
         nbytes = sum(landing.nbytes for landing in to)
         try:

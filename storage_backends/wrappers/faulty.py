@@ -155,7 +155,7 @@ class FaultyBackend(Backend):
     def __init__(self, inner: Backend, faults: Faults | None = None) -> None:
         self.inner = inner
         self.url = inner.url
-        self.capabilities = replace(inner.capabilities, takes_files=False)
+        self.capabilities = replace(inner.capabilities, takes_files=False, reads_through=False)
         self.faults = faults or Faults()
 
     @classmethod

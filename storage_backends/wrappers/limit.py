@@ -76,7 +76,7 @@ class LimitBackend(Backend):
     def __init__(self, inner: Backend, limit: RateLimit) -> None:
         self.inner = inner
         self.url = inner.url
-        seen = replace(inner.capabilities, takes_files=False)
+        seen = replace(inner.capabilities, takes_files=False, reads_through=False)
         self.capabilities = replace(seen, in_memory=False) if limit.rate else seen
         self.limit = limit
 

@@ -23,7 +23,7 @@ __all__ = ["memory_dir"]
 
 pytestmark = pytest.mark.s3
 
-CHUNK = MIB
+CHUNK = 4 * MIB
 SETTINGS = ckptpipe.Settings(chunk_bytes=CHUNK, ring_bytes=8 * CHUNK, workers=2)
 
 
@@ -80,10 +80,10 @@ def test_files_are_written_as_they_come(workdir: Path, tree: Path, s3_bucket: st
     url, target = save(tree, s3_bucket), workdir / "target"
     result = run(ckptpipe.restore(url, to=target, settings=SETTINGS))
     assert look(target) == look(tree)
-    assert landed.count(f"{target}/noise") == 20  # its last piece is too small; a sparse file keeps its holes
+    assert landed.count(f"{target}/noise") == 5  # its last piece is too small; a sparse file keeps its holes
     assert set(landed) == {f"{target}/noise", f"{target}/holed"}
     assert result.chunks == run(ckptpipe.show(url))["totals"]["chunks"]
-    assert (target / "sparse").stat().st_blocks < 3 * MIB // 512
+    assert (target / "sparse").stat().st_blocks < 3 * CHUNK // 512
 
 
 def test_verify_reads_into_no_slot(workdir: Path, s3_bucket: str, landed: list[str]) -> None:
