@@ -306,9 +306,9 @@ async def main_and_read(main: object, tree: Path, disks: list[Path], workdir: Pa
 def test_a_restore_of_more_files_than_may_be_open(workdir: Path) -> None:
     """Each file's chunks lie on both stripes: its file is open until both have been read."""
     tree = workdir / "tree"
-    for number in range(60):
-        write(tree / f"f{number:02}", random.Random(number).randbytes(2 * MIB - 1))
-    settings = ckptpipe.Settings(chunk_bytes=MIB, ring_bytes=8 * MIB)
+    for number in range(160):
+        write(tree / f"f{number:03}", random.Random(number).randbytes(512 * KIB - 1))
+    settings = ckptpipe.Settings(chunk_bytes=256 * KIB, ring_bytes=2 * MIB)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def main() -> None:
@@ -316,7 +316,7 @@ def test_a_restore_of_more_files_than_may_be_open(workdir: Path) -> None:
         sink = ckptpipe.SinkSpec(url, options={"lanes": 2})
         saved = await ckptpipe.save(tree, to=sink, name="i", settings=settings)
         assert saved.sinks[0].objects == 4
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 90, limits[1]))
         try:
             await ckptpipe.restore(saved.sinks[0].image_url, to=workdir / "r", settings=settings)
         finally:
