@@ -17,6 +17,7 @@ cdef extern from "workers.h" nogil:
         int pid
         int fd
         int huge
+        size_t part
         uint32_t crc
         int zero
         int error

@@ -43,8 +43,10 @@ class WorkerPool:
         self, destination: Lease, source: Lease, nbytes: int, *, huge: bool = False
     ) -> asyncio.Future[Scan]: ...  # copy + CRC32C + zero test, one pass; huge: into holes of shared memory
     def read_file(
-        self, file: HeldFile, offset: int, lease: Lease, nbytes: int, *, huge: bool = False
-    ) -> asyncio.Future[int]: ...  # read + CRC32C, one pass; OSError names file and offset
+        self, file: HeldFile, offset: int, lease: Lease, nbytes: int, *, huge: bool = False, part: int = 0
+    ) -> asyncio.Future[
+        int
+    ]: ...  # read + CRC32C, one pass; part: bytes that all threads take in turn; OSError
     def scan_file(
         self, file: HeldFile, offset: int, nbytes: int
     ) -> asyncio.Future[Scan]: ...  # CRC32C + zero test of what the file has there; kept nowhere

@@ -186,20 +186,27 @@ cdef class WorkerPool:
         return self.post(job, lease.ptr, address, nbytes)
 
     def read_file(self, file not None, uint64_t offset, Lease lease not None, Py_ssize_t nbytes, *,
-                  bint huge=False):
+                  bint huge=False, Py_ssize_t part=0):
         """Read ``nbytes`` at ``offset`` of ``file`` through the page cache into the lease, with CRC32C in the
         same pass; a future of int.
 
         ``file``: has `fileno`, `path`, `share` and `release` (storage_backends.abc.LocalFile); the job has
         a hold of its own. ``huge``: as for `copy`. OSError (`io_error`) naming file and offset; ENODATA where
         the file ends before.
+
+        ``part``: bytes. All threads read the range together, each so much at a time, in order, before they go
+        on to what was queued later: it is complete sooner, and less of memory is in use at a time. 0: a
+        thread reads as much as there is for each idle one, at once; the same with ``huge``.
         """
         self.check_open()
+        if part < 0:
+            raise ValueError(f"parts of {part} bytes")
         lease.hold_destination(nbytes)
         cdef Job job = Job.__new__(Job)
         job.destination = lease
         job.raw.kind = CK_JOB_FILE
         job.raw.huge = huge
+        job.raw.part = 0 if huge else part
         return self.post_file(job, file, lease.ptr, offset, nbytes)
 
     def scan_file(self, file not None, uint64_t offset, Py_ssize_t nbytes):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda import eviction, image_window
-from ckptpipe.pipeline.cuda.image_window import ImageWindow, LeftBehind
+from ckptpipe.pipeline.cuda.image_window import Fillers, ImageWindow, LeftBehind
 from ckptpipe.pipeline.cuda.launched_pool import ORPHANED, PooledImage
 from ckptpipe.pipeline.cuda.session import ProcessSession
 from ckptpipe.pipeline.cuda.target import while_alive
@@ -22,9 +22,7 @@ from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.shielded import shielded
 
 STILL = 120.0  # seconds in which nothing more of the image comes, after which the library ends the process
-IDLE = (
-    True  # on a quiet machine, what is copied beside the driver is copied by threads that take no CPU from it
-)
+YIELD = False  # on a quiet machine, threads that fill a window take no CPU from anybody
 LOOK = 0.005  # seconds between looks whether the driver has gone back, once all has come
 
 
@@ -124,7 +122,7 @@ async def restore_early(
         while True:
             try:
                 counts = await eviction.fill(
-                    sessions, ranges, reader, context, progress, arrivals, windows, aside
+                    sessions, ranges, reader, context, progress, arrivals, windows, fillers
                 )
                 await eviction.admit(whole)
                 arrivals.first.set()
@@ -139,7 +137,7 @@ async def restore_early(
 
     driving = asyncio.create_task(drive(), name="ckptpipe early restore")
     filled = False
-    aside = WorkerPool(context.workers.threads, idle=True) if IDLE and quiet() else None
+    fillers = _open_fillers(context, bool(windows))
     try:
         counts = await while_alive([session.target for session in sessions], feed())
         filled = True
@@ -154,8 +152,8 @@ async def restore_early(
         if not arrivals.first.is_set():
             driving.cancel()
         await asyncio.wait([driving])
-        if aside is not None:
-            await shielded(aside.aclose())
+        if fillers is not None:
+            await shielded(fillers.workers.aclose())
         if failed and not filled:  # the driver's answer can come before a process that was ended is dead
             await asyncio.gather(*(each.target.end() for each in sessions if each not in ready))
         if not filled and not arrivals.first.is_set():
@@ -173,6 +171,13 @@ def quiet() -> bool:
     with open("/proc/loadavg", encoding="ascii") as file:  # proc_loadavg(5)
         running = int(file.read().split()[3].partition("/")[0])
     return running <= len(os.sched_getaffinity(0)) // 2
+
+
+def _open_fillers(context: GraphContext, windowed: bool) -> Fillers | None:
+    """Where all goes to places of its own, threads that take no CPU from the driver's copies, on a quiet machine."""
+    if windowed:
+        return image_window.open_fillers(yields=YIELD and quiet())
+    return Fillers(WorkerPool(context.workers.threads, idle=True), yields=True) if quiet() else None
 
 
 def _open_windows(ranges: Mapping[str, PoolRange], context: GraphContext) -> dict[str, ImageWindow]:

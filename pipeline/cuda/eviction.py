@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.cuda.errors import TargetError
-from ckptpipe.pipeline.cuda.image_window import ImageWindow
+from ckptpipe.pipeline.cuda.image_window import Fillers, ImageWindow
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool
 from ckptpipe.pipeline.cuda.live_image import live_mappings
 from ckptpipe.pipeline.cuda.second_reading import read_again_if_bad
@@ -18,7 +18,6 @@ from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sinks.pool import PoolRange, PoolSink
 from ckptpipe.pipeline.sources.image import Counts, ImageSource
 from ckptpipe.pipeline.sources.pool_image import PoolImageSource
-from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 if TYPE_CHECKING:
@@ -148,15 +147,15 @@ async def fill(
     progress: ProgressCallback | None,
     arrivals: Arrivals | None = None,
     windows: Mapping[str, ImageWindow] | None = None,
-    aside: WorkerPool | None = None,
+    fillers: Fillers | None = None,
 ) -> Counts:
     """Read the streams into ``ranges``, twice where the first try met bad bytes. With ``arrivals``, the pools are
-    empty already, and what has arrived stays. ``windows``: those of streams whose range is one. ``aside``: see
-    `PoolSink`."""
+    empty already, and what has arrived stays. ``windows``: those of streams whose range is one. ``fillers``:
+    see `PoolSink`."""
 
     async def make() -> tuple[ImageSource, Sink]:
         if arrivals is None:
             await empty(sessions, allocate=True)
-        return PoolImageSource(reader, list(ranges), windows), PoolSink(ranges, context, arrivals, aside)
+        return PoolImageSource(reader, list(ranges), windows), PoolSink(ranges, context, arrivals, fillers)
 
     return await read_again_if_bad(context, make, progress)

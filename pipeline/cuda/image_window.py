@@ -8,11 +8,18 @@ comes for it. Should it ever go back, the image is read again from there (pyx/pr
 from __future__ import annotations
 
 import asyncio
+import os
+from dataclasses import dataclass
 
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool, PooledImage
 from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.pyx.workers import WorkerPool
 
-CHUNKS = 12  # at a time: of 8 MiB they stay in the cache; on an H200 twice as many took 8 % longer, four times 17 %
+CHUNKS = 8  # at a time: the fewer, the less of what is read is out of the caches when the driver's copy comes for it
+PART_BYTES = (
+    256 << 10
+)  # of a chunk that a thread reads at a time; it stays in the core's cache until its checksum is taken
+THREADS = 0  # that fill; 0: three of four CPUs, since the driver's copies want some
 LOOK = 0.0005  # seconds between looks at how far the driver is
 
 
@@ -23,6 +30,27 @@ class LeftBehind(CkptpipeError):
         super().__init__(f"the driver went back to chunk {number} of its image")
         self.window = window
         self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class Fillers:
+    """Threads that bring chunks to their places while a driver reads. ``part_bytes``: they read each chunk of a window
+    together, in parts of so much, the next one in order first. ``yields``: they run where no other thread wants a CPU."""
+
+    workers: WorkerPool
+    part_bytes: int = 0
+    yields: bool = False
+
+
+def threads_for(cpus: int) -> int:
+    """How many fill a window where so many CPUs may be used."""
+    return THREADS or max(1, cpus * 3 // 4)
+
+
+def open_fillers(*, yields: bool) -> Fillers:
+    """Of windows. Made inside the running loop; their workers are the caller's to close."""
+    threads = threads_for(len(os.sched_getaffinity(0)))
+    return Fillers(WorkerPool(threads, idle=yields), PART_BYTES, yields)
 
 
 class ImageWindow:

@@ -23,6 +23,7 @@ from ckptpipe.pyx.workers import WorkerPool
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.cuda.early_start import Arrivals
+    from ckptpipe.pipeline.cuda.image_window import Fillers
 
 
 PATIENCE = 0.02  # seconds in which a chunk of 8 MiB is read and checksummed several times over
@@ -58,12 +59,12 @@ class PoolSink(RestoringSink):
         ranges: Mapping[str, PoolRange],
         context: GraphContext,
         arrivals: Arrivals | None = None,
-        aside: WorkerPool | None = None,
+        fillers: Fillers | None = None,
     ) -> None:
-        """``arrivals``: hears of every chunk, and knows those that are there already. ``aside``: threads that copy
-        while the driver is busy with what has come: they take no CPU from its copies."""
+        """``arrivals``: hears of every chunk, and knows those that are there already. ``fillers``: do the work in
+        place of the usual threads; those that yield, while the driver is busy with what has come."""
         self._arrivals = arrivals
-        self._aside = aside
+        self._fillers = fillers
         self._by_stream = dict(ranges)
         self._context = context
         self._ranges: list[PoolRange] = []
@@ -102,29 +103,44 @@ class PoolSink(RestoringSink):
         await in_parallel(self._context.workers.threads + 2, write)
 
     def _workers(self, to: PoolRange) -> WorkerPool:
-        return self._context.workers if self._aside is None or to.pool.hungry(to.image) else self._aside
+        fillers = self._fillers
+        if fillers is None or (fillers.yields and to.pool.hungry(to.image)):
+            return self._context.workers
+        return fillers.workers
 
     def _judge(self, workers: WorkerPool, to: PoolRange, seconds: float) -> None:
-        """Threads aside that the driver has to wait for are starved: other programs keep the CPUs busy."""
-        if workers is self._aside and seconds > PATIENCE and to.pool.hungry(to.image):
-            self._aside = None
+        """Threads that yield, and for which the driver has to wait, are starved: other programs keep the CPUs busy."""
+        fillers = self._fillers
+        if fillers is None or not fillers.yields or workers is not fillers.workers:
+            return
+        if seconds > PATIENCE and to.pool.hungry(to.image):
+            self._fillers = None
+
+    def _makes_pages(self, to: PoolRange, start: int) -> bool:
+        """Whether huge pages are wanted at a chunk's place: it is the first one there. To ask for them once more costs a
+        message to every CPU."""
+        return self._huge[id(to.pool)] and not (to.window and start >= to.window)
 
     async def _clear(self, chunk: Chunk, to: PoolRange) -> None:
         """What lay there before was another part of the image."""
         if self._zeros is None:
             self._zeros = lease_buffer(mmap(-1, self._context.chunk_bytes))
-        at = to.at(chunk.number * self._context.chunk_bytes)
-        with to.pool.lend(at, chunk.raw_bytes, writable=True) as lent:
-            await self._workers(to).copy(lent, self._zeros, chunk.raw_bytes, huge=self._huge[id(to.pool)])
+        start = chunk.number * self._context.chunk_bytes
+        huge = self._makes_pages(to, start)
+        with to.pool.lend(to.at(start), chunk.raw_bytes, writable=True) as lent:
+            await self._workers(to).copy(lent, self._zeros, chunk.raw_bytes, huge=huge)
 
     async def _put(self, chunk: Chunk, to: PoolRange) -> None:
-        workers, nbytes, huge = self._workers(to), chunk.raw_bytes, self._huge[id(to.pool)]
-        at = to.at(chunk.number * self._context.chunk_bytes)
+        workers, nbytes, start = self._workers(to), chunk.raw_bytes, chunk.number * self._context.chunk_bytes
+        huge = self._makes_pages(to, start)
+        part = self._fillers.part_bytes if to.window and self._fillers is not None else 0
         began = time.perf_counter()
-        with to.pool.lend(at, nbytes, writable=True) as lent:
+        with to.pool.lend(to.at(start), nbytes, writable=True) as lent:
             if (place := chunk.place) is not None:
                 try:
-                    found = await workers.read_file(place.file, place.offset, lent, nbytes, huge=huge)
+                    found = await workers.read_file(
+                        place.file, place.offset, lent, nbytes, huge=huge, part=part
+                    )
                 except OSError as error:
                     if error.errno != errno.ENODATA:
                         raise

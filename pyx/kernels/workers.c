@@ -93,6 +93,7 @@ static void cut(ck_job *job, int pieces, unsigned char *destination, const unsig
         piece->destination = destination ? destination + offset : NULL;
         piece->source = source + offset;
         piece->nbytes = count == pieces || nbytes - offset < each ? nbytes - offset : each;
+        piece->given = 0;
         piece->crc = 0;
         piece->zero = 0;
         piece->error = 0;
@@ -109,6 +110,47 @@ void ck_job_run(ck_job *job, unsigned char *destination, const unsigned char *so
     join_pieces(job);
 }
 
+/* -- jobs in parts: one piece stays in front of the queue until threads have taken up all of it -------------------- */
+
+static int parts_of(const ck_job *job, size_t nbytes) {
+    return nbytes ? (int)((nbytes + job->part - 1) / job->part) : 1;
+}
+
+/* The next piece, or part of one, with the mutex held; in `part` where it is one. */
+static ck_piece *take(ck_pool *pool, ck_piece *part) {
+    ck_piece *piece = pool->first;
+    size_t each = piece->job->part;
+    if (each) {
+        size_t left = piece->nbytes - piece->given;
+        *part = *piece;
+        part->destination += piece->given;
+        part->source += piece->given;
+        part->nbytes = left < each ? left : each;
+        piece->given += part->nbytes;
+    }
+    if (!each || piece->given == piece->nbytes) {
+        pool->first = piece->next;
+        if (pool->first == NULL) pool->last = NULL;
+    }
+    pool->queued--;
+    return each ? part : piece;
+}
+
+/* What a part found goes into its job; of failures the first one in the file's order. The sum of all shares in the
+ * checksum is the checksum, in any order. With the mutex held. */
+static void add_part(ck_piece *whole, const ck_piece *part, uint32_t share) {
+    whole->crc ^= share;
+    if (part->error != 0 && (whole->error == 0 || part->fault < whole->fault)) {
+        whole->error = part->error;
+        whole->fault = part->fault;
+    }
+}
+
+static uint32_t share_of(const ck_piece *whole, const ck_piece *part) {
+    size_t behind = whole->nbytes - (size_t)(part->source - whole->source) - part->nbytes;
+    return ck_crc32c_combine(part->crc, 0, behind);
+}
+
 static void *thread_main(void *argument) {
     ck_thread *self = argument;
     ck_pool *pool = self->pool;
@@ -123,17 +165,18 @@ static void *thread_main(void *argument) {
             pthread_cond_wait(&pool->work, &pool->mutex);
             pool->idle--;
         }
-        ck_piece *piece = pool->first;
-        if (piece == NULL) break; /* stop, and nothing left to do */
-        pool->first = piece->next;
-        if (pool->first == NULL) pool->last = NULL;
-        pool->queued--;
+        if (pool->first == NULL) break; /* stop, and nothing left to do */
+        ck_piece part, *piece = take(pool, &part);
+        ck_job *job = piece->job;
+        int failed = job->part && job->piece[0].error; /* then nobody wants the rest */
         pthread_mutex_unlock(&pool->mutex);
 
-        ck_job *job = piece->job;
-        run_piece(piece, job->kind);
+        uint32_t share = 0;
+        if (!failed) run_piece(piece, job->kind);
+        if (job->part && !failed && !part.error) share = share_of(&job->piece[0], &part);
 
         pthread_mutex_lock(&pool->mutex);
+        if (job->part && !failed) add_part(&job->piece[0], &part, share);
         if (--job->remaining > 0) continue;
         if (job->pieces > 1) { /* the others have written their results under the mutex' protection */
             pthread_mutex_unlock(&pool->mutex);
@@ -237,8 +280,9 @@ void ck_pool_submit(ck_pool *pool, ck_job *job, unsigned char *destination, cons
     size_t most = nbytes / PIECE_BYTES;
     int pieces = spare < CK_MAX_PIECES ? spare : CK_MAX_PIECES;
     if ((size_t)(pieces > 0 ? pieces : 0) > most) pieces = (int)most;
-    if (pieces < 1) pieces = 1;
+    if (pieces < 1 || job->part) pieces = 1;
     cut(job, pieces, destination, source, nbytes);
+    if (job->part) job->remaining = parts_of(job, nbytes);
     for (int i = 0; i < job->pieces; i++) {
         ck_piece *piece = &job->piece[i];
         if (pool->last == NULL)
@@ -247,8 +291,9 @@ void ck_pool_submit(ck_pool *pool, ck_job *job, unsigned char *destination, cons
             pool->last->next = piece;
         pool->last = piece;
     }
-    pool->queued += job->pieces;
-    int wake = job->pieces < pool->idle ? job->pieces : pool->idle;
+    int remaining = job->remaining;
+    pool->queued += remaining;
+    int wake = remaining < pool->idle ? remaining : pool->idle;
     pthread_mutex_unlock(&pool->mutex);
     while (wake-- > 0) pthread_cond_signal(&pool->work);
 }

@@ -22,6 +22,7 @@ typedef struct ck_piece {
     unsigned char *destination;
     const unsigned char *source;
     size_t nbytes;
+    size_t given; /* of a job in parts: bytes that threads have taken up */
     uint32_t crc;
     int zero;
     int error;      /* errno of a read, and the address or offset that could not be read */
@@ -35,6 +36,7 @@ struct ck_job {
     int pid;  /* of CK_JOB_READ */
     int fd;   /* of CK_JOB_FILE and CK_JOB_SCAN_FILE */
     int huge; /* give the destination huge pages first */
+    size_t part; /* of CK_JOB_FILE, without huge: bytes that a thread takes up at a time, in order; 0: it is cut before */
     int pieces;
     int remaining;
     uint32_t crc;

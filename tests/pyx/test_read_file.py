@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
 import crc32c as independent
@@ -76,6 +77,76 @@ def test_contents_and_checksum(tmp_path: Path, huge: bool, nbytes: int) -> None:
     assert os.pread(pool, 100, PIECE + nbytes) == b"x" * 100
     assert os.pread(pool, PIECE, 0) == bytes(PIECE)
     os.close(pool)
+    assert outstanding() == 0
+
+
+@pytest.mark.parametrize("part", [4096, 100_000, 256 << 10, 64 * MIB])
+@pytest.mark.parametrize("nbytes", [0, 1, 256 << 10, 5 * MIB + 123])
+def test_threads_read_a_range_together_in_parts(tmp_path: Path, nbytes: int, part: int) -> None:
+    data = os.urandom(nbytes + 777)
+    (tmp_path / "file").write_bytes(data)
+    rooms = [bytearray(b"x" * (nbytes + 10)) for _ in range(5)]
+
+    async def main() -> None:
+        file = File(tmp_path / "file")
+        async with WorkerPool(3) as workers:
+            leases = [lease_buffer(room) for room in rooms]
+            futures = [workers.read_file(file, 777, lease, nbytes, part=part) for lease in leases]
+            futures.append(workers.crc32c(leases[0], 0))
+            assert await asyncio.gather(*futures) == [independent.crc32c(data[777:])] * 5 + [0]
+            assert workers.inflight == 0 and workers.jobs == 6
+            for lease in leases:
+                lease.release()
+        assert file.holds == 1
+        file.release()
+
+    asyncio.run(main())
+    assert all(room == data[777:] + b"x" * 10 for room in rooms)
+    assert outstanding() == 0
+
+
+def test_what_is_first_in_the_queue_is_complete_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(8 * MIB))
+    order: list[int] = []
+
+    def done(number: int, _: asyncio.Future[int]) -> None:
+        order.append(number)
+
+    async def main() -> None:
+        file = File(tmp_path / "file")
+        async with WorkerPool(1) as workers:
+            rooms = [lease_buffer(bytearray(8 * MIB)) for _ in range(4)]
+            for number, lease in enumerate(rooms):
+                future = workers.read_file(file, 0, lease, 8 * MIB, part=MIB)
+                future.add_done_callback(partial(done, number))
+                lease.release()
+        await asyncio.sleep(0)
+        file.release()
+
+    asyncio.run(main())
+    assert order == [0, 1, 2, 3] and outstanding() == 0
+
+
+def test_a_part_in_the_middle_that_cannot_be_read(tmp_path: Path) -> None:
+    """The place that is named is the first one that is missing; what is queued behind is read."""
+    (tmp_path / "file").write_bytes(os.urandom(5 * MIB + 5))
+
+    async def main() -> None:
+        file = File(tmp_path / "file")
+        async with WorkerPool(3) as workers:
+            with lease_buffer(bytearray(8 * MIB)) as one, lease_buffer(bytearray(MIB)) as two:
+                bad = workers.read_file(file, 0, one, 8 * MIB, part=256 << 10)
+                good = workers.read_file(file, MIB, two, MIB, part=256 << 10)
+                with pytest.raises(OSError, match=rf"read {tmp_path}/file at byte {5 * MIB + 5}:") as caught:
+                    await bad
+                assert caught.value.errno == errno.ENODATA
+                assert await good == independent.crc32c((tmp_path / "file").read_bytes()[MIB : 2 * MIB])
+                with pytest.raises(ValueError, match="parts of -1"):
+                    workers.read_file(file, 0, one, MIB, part=-1)
+        assert file.holds == 1
+        file.release()
+
+    asyncio.run(main())
     assert outstanding() == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +13,14 @@ from typing import Any
 import pytest
 
 import ckptpipe
+from ckptpipe.pipeline.cuda import image_window
 from ckptpipe.pipeline.cuda.early_start import Arrivals
 from ckptpipe.pipeline.cuda.image_window import CHUNKS, ImageWindow
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool, PooledImage
 from ckptpipe.pipeline.sinks.pool import PoolRange
+from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pyx.staging import Lease, leaked, outstanding
+from ckptpipe.pyx.workers import live_pools
 from tests.pipeline.cuda.runs import SETTINGS, images, recover, restore, runs, save
 from tests.pipeline.cuda.test_evict import held
 from tests.pipeline.cuda.test_launch import record
@@ -107,6 +111,60 @@ def test_bytes_that_stay_bad_end_the_process(launch: Launch, workdir: Path) -> N
     assert it.target.wait() == ENDED
     assert it.page.pool().ended and "chunk" in it.page.pool().failure
     assert outstanding() == 0 and leaked() == 0
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_a_bad_part_in_the_middle_of_a_chunk_is_read_again(
+    world: SimWorld,
+    launch: Launch,
+    workdir: Path,
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+) -> None:
+    """The driver has begun by then, and does not get it before."""
+    it = launch()
+    result = save(it.pid, workdir, capture="launch", evict=True)
+    monkeypatch.setattr(image_window, "PART_BYTES", SETTINGS.chunk_bytes // 8)
+    monkeypatch.setattr(image_window, "THREADS", threads)
+    path = max(images(workdir), key=lambda each: each.stat().st_size)
+    good = path.read_bytes()
+    bad = bytearray(good)
+    bad[len(good) // 2 // SETTINGS.chunk_bytes * SETTINGS.chunk_bytes + SETTINGS.chunk_bytes * 5 // 8] ^= 1
+    path.write_bytes(bad)
+    refused: list[int] = []
+    refuse = ImageSource.refuse
+
+    def repaired(self: ImageSource, stream: int, number: int, found: int) -> ckptpipe.ImageCorrupt:
+        refused.append(number)
+        path.write_bytes(good)
+        return refuse(self, stream, number, found)
+
+    monkeypatch.setattr(ImageSource, "refuse", repaired)
+    back = restore(workdir / "a", it.target, early_start=True)
+    assert len(refused) == 1 and back.chunks == result.chunks
+    runs(world, it.target, runtime)
+    assert outstanding() == 0 and leaked() == 0 and live_pools() == 0
+
+
+def test_a_file_that_is_cut_off_while_the_driver_reads(
+    launch: Launch, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = launch(errors=subprocess.DEVNULL)
+    evict(it, workdir)
+    monkeypatch.setattr(image_window, "PART_BYTES", SETTINGS.chunk_bytes // 8)
+    path = max(images(workdir), key=lambda each: each.stat().st_size)
+    before_the_last_chunk(monkeypatch, 5, lambda: os.truncate(path, path.stat().st_size // 2 + 12345))
+    files = open_files()
+    with pytest.raises(ckptpipe.TargetGone) as caught:
+        restore(workdir / "a", it.target, early_start=True)
+    assert isinstance(caught.value.__cause__, ckptpipe.ImageIncomplete)
+    assert it.target.wait() == ENDED
+    assert outstanding() == 0 and leaked() == 0 and live_pools() == 0 and open_files() == files
 
 
 def test_nothing_is_asked_of_the_driver_before_something_has_come(
@@ -216,9 +274,12 @@ def test_a_cancellation_comes_when_it_runs_again(
             with pytest.raises(asyncio.CancelledError):
                 await task
 
+    monkeypatch.setattr(image_window, "PART_BYTES", SETTINGS.chunk_bytes // 8)
+    files = open_files()
     asyncio.run(main())
+    assert open_files() == files
     runs(world, it.target, runtime)
-    assert outstanding() == 0 and leaked() == 0
+    assert outstanding() == 0 and leaked() == 0 and live_pools() == 0
 
 
 def test_a_target_that_dies_meanwhile(launch: Launch, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
