@@ -57,6 +57,11 @@ void ckpt_probe_mapped(void) {
     is_free = atoi(value_of(text, "free"));
     demotion = count_of(text, "demote");
     ckpt_ring_limit(count_of(text, "workers"), count_of(text, "awake-us"));
+    const char *awake = value_of(text, "window-awake-us");
+    ckpt_ring_set_spare(&(struct ckpt_ring_spare){
+        .lanes = count_of(text, "window-lanes"),
+        .awake_us = *awake ? atoi(awake) : -1,
+    });
     ckpt_copies_set(&(struct ckpt_copies_options){
         .demote = demotion,
         .block = count_of(text, "block"),

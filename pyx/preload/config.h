@@ -3,6 +3,7 @@
 #define CKPT_CONFIG_H
 
 #include "copies.h"
+#include "ring.h"
 
 #include <stdint.h>
 
@@ -24,6 +25,7 @@ struct ckpt_config {
     uint64_t image_bytes_min; /* smaller allocations are no image */
     enum ckpt_hook_choice hook;
     int awake_us;             /* how long workers stay awake after a copy; -1: choose */
+    struct ckpt_ring_spare spare; /* of copies out of a window */
     struct ckpt_copies_options copies;
     char budget_path[256];    /* "": no file, the budget is this process's alone */
 };

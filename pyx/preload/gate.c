@@ -3,6 +3,7 @@
 
 #include "control_page.h"
 #include "futex.h"
+#include "ring.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -74,6 +75,7 @@ void ckpt_gate_pass(struct ckpt_image *image, uint64_t start, uint64_t end) {
             atomic_fetch_add(&image->gate_waits, 1);
             atomic_fetch_add(&image->waiting, 1);
             atomic_fetch_add(&ckpt_control->gate_waiters, 1);
+            ckpt_ring_rest(1); /* whoever fills wants processors */
             ckpt_control_event();
         }
         if (now_ready != ready) {
@@ -88,6 +90,7 @@ void ckpt_gate_pass(struct ckpt_image *image, uint64_t start, uint64_t end) {
         ckpt_futex_wait(&ckpt_control->gate_events, event, LONGEST_SLEEP_MS, 1);
     }
     if (waited) {
+        ckpt_ring_rest(0);
         atomic_fetch_sub(&image->waiting, 1);
         atomic_fetch_sub(&ckpt_control->gate_waiters, 1);
     }

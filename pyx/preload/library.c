@@ -27,6 +27,7 @@ static void forked(void) {
 
 __attribute__((constructor)) static void begin(void) {
     ckpt_config_read();
+    ckpt_ring_set_spare(&ckpt_config.spare);
     ckpt_next_find();
     pthread_atfork(NULL, NULL, forked);
     ckpt_driver_start();

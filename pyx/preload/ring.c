@@ -29,7 +29,9 @@ static struct {
     pthread_mutex_t turn; /* of callers */
     _Atomic unsigned workers; /* that have lanes */
     unsigned made;
-    _Atomic uint64_t awake_ns;
+    uint64_t awake_ns;
+    struct ckpt_ring_spare spare;
+    _Atomic uint64_t stay_ns; /* of the last work: how long its workers stay awake for the next one */
     cpu_set_t cpus;
     int pinned;
     uint32_t begun; /* number of the last work before the workers were there */
@@ -44,13 +46,17 @@ static struct {
     _Alignas(LINE) _Atomic uint32_t posted; /* futex of the workers: the number of the last work */
     _Atomic uint32_t helpers;               /* workers below this number look at the others' lanes when theirs is done */
 
+    _Alignas(LINE) _Atomic uint32_t resting; /* callers for whom no worker stays awake */
+
     _Alignas(LINE) _Atomic uint32_t sleepers; /* raised before a worker looks at `posted` for the last time */
 
     _Alignas(LINE) _Atomic uint32_t left; /* futex of the caller: steps that are not reported */
     _Atomic uint32_t waiting;             /* the caller sleeps on it */
 
     struct lane lane[LANES];
-} ring = {.turn = PTHREAD_MUTEX_INITIALIZER};
+} ring = {.turn = PTHREAD_MUTEX_INITIALIZER, .spare = {.awake_us = -1}};
+
+static _Thread_local int spares;
 
 /* Takes steps of one lane until none is left; how many. */
 static uint32_t work_in(unsigned lane, uint32_t work, struct ckpt_later *later) {
@@ -96,7 +102,7 @@ static int work_on(unsigned worker, uint32_t work) {
 /* The number of a work that is not `seen`. `until`: of the clock, when to fall asleep. */
 static uint32_t await(uint32_t seen, unsigned worker, uint64_t until) {
     uint32_t posted;
-    while (until && ckpt_now_ns() < until)
+    while (until && ckpt_now_ns() < until && !atomic_load_explicit(&ring.resting, memory_order_relaxed))
         for (unsigned i = 0; i < TURNS; i++) {
             if ((posted = atomic_load_explicit(&ring.posted, memory_order_acquire)) != seen) return posted;
             ckpt_pause();
@@ -118,8 +124,8 @@ static void *worker(void *unused) {
     for (uint32_t seen = ring.begun;;) {
         seen = await(seen, number, until);
         if (!work_on(number, seen)) continue;
-        uint64_t awake = atomic_load_explicit(&ring.awake_ns, memory_order_relaxed);
-        until = awake ? ckpt_now_ns() + awake : 0;
+        uint64_t stay = atomic_load_explicit(&ring.stay_ns, memory_order_relaxed);
+        until = stay ? ckpt_now_ns() + stay : 0;
     }
     return unused;
 }
@@ -132,7 +138,7 @@ unsigned ckpt_ring_start(unsigned threads, const struct ckpt_ring_options *optio
             ring.cpus = *options->cpus;
             ring.pinned = 1;
         }
-        atomic_store(&ring.awake_ns, options->awake_us * 1000ull);
+        ring.awake_ns = options->awake_us * 1000ull;
         atomic_store(&numbered, 0);
         ring.begun = atomic_load(&ring.posted);
         sigset_t all, before;
@@ -160,7 +166,13 @@ unsigned ckpt_ring_start(unsigned threads, const struct ckpt_ring_options *optio
 void ckpt_ring_limit(unsigned threads, unsigned awake_us) {
     pthread_mutex_lock(&ring.turn);
     ring.workers = threads > ring.made + 1 || !threads ? ring.made : threads - 1;
-    atomic_store(&ring.awake_ns, awake_us * 1000ull);
+    ring.awake_ns = awake_us * 1000ull;
+    pthread_mutex_unlock(&ring.turn);
+}
+
+void ckpt_ring_set_spare(const struct ckpt_ring_spare *spare) {
+    pthread_mutex_lock(&ring.turn);
+    ring.spare = *spare;
     pthread_mutex_unlock(&ring.turn);
 }
 
@@ -168,7 +180,28 @@ unsigned ckpt_ring_threads(void) { return ring.workers + 1; }
 
 unsigned ckpt_ring_asleep(void) { return atomic_load(&ring.sleepers); }
 
-unsigned ckpt_ring_lanes(unsigned manner) { return manner & CKPT_RING_ASIDE && ring.workers ? ring.workers : ring.workers + 1; }
+void ckpt_ring_spare(int on) { spares = on; }
+
+void ckpt_ring_rest(int on) {
+    if (on)
+        atomic_fetch_add(&ring.resting, 1);
+    else
+        atomic_fetch_sub(&ring.resting, 1);
+}
+
+/* The lane of the caller is left out where there is somebody else. */
+static unsigned first_lane(unsigned manner) { return manner & CKPT_RING_ASIDE && ring.workers ? 1 : 0; }
+
+static unsigned spare_lanes(unsigned lanes) {
+    unsigned half = (ring.workers + 2) / 2, least = CKPT_RING_SPARE_LANES;
+    unsigned most = ring.spare.lanes ? ring.spare.lanes : half < least ? least : half;
+    return lanes < most ? lanes : most;
+}
+
+unsigned ckpt_ring_lanes(unsigned manner) {
+    unsigned lanes = ring.workers + 1 - first_lane(manner);
+    return spares ? spare_lanes(lanes) : lanes;
+}
 
 int ckpt_ring_wanted(const struct ckpt_later *later) {
     return atomic_load_explicit(&ring.posted, memory_order_relaxed) != later->work;
@@ -209,7 +242,7 @@ void ckpt_ring_run(ckpt_step *step, void *context, size_t total, size_t step_byt
     int before = errno;
     pthread_mutex_lock(&ring.turn);
     if (width) manner = CKPT_RING_PLAIN; /* the caller is one of them */
-    unsigned lanes = ckpt_ring_lanes(manner), first = lanes == ring.workers + 1 ? 0 : 1;
+    unsigned lanes = ckpt_ring_lanes(manner), first = first_lane(manner);
     if (width && width < lanes) lanes = width;
     size_t steps = (total + step_bytes - 1) / step_bytes;
     if (steps < lanes) lanes = (unsigned)steps;
@@ -220,6 +253,8 @@ void ckpt_ring_run(ckpt_step *step, void *context, size_t total, size_t step_byt
     ring.steps = (uint32_t)steps;
     ring.per_lane = (uint32_t)((steps + lanes - 1) / lanes);
     ring.first = first;
+    uint64_t stay = spares && ring.spare.awake_us >= 0 ? (uint64_t)ring.spare.awake_us * 1000u : ring.awake_ns;
+    atomic_store_explicit(&ring.stay_ns, stay, memory_order_relaxed);
     atomic_store(&ring.left, (uint32_t)steps);
     int help = ring.per_lane > 1 || atomic_load(&ring.sleepers);
     atomic_store_explicit(&ring.helpers, help ? first + lanes : 0, memory_order_relaxed);
@@ -244,5 +279,7 @@ void ckpt_ring_forget(void) {
     ring.workers = ring.made = 0;
     ring.pinned = 0;
     atomic_store(&ring.sleepers, 0);
+    atomic_store(&ring.resting, 0);
+    spares = 0;
     atomic_store(&ring.waiting, 0);
 }

@@ -24,6 +24,13 @@ struct ckpt_later {
  * to fill, and NULL for everybody else. */
 typedef void ckpt_step(void *context, size_t start, size_t bytes, struct ckpt_later *later);
 
+/* While an image comes by way of other threads of this machine, which want processors too. */
+struct ckpt_ring_spare {
+    unsigned lanes; /* of a work, at most; 0: half of them, but at least CKPT_RING_SPARE_LANES */
+    int awake_us;   /* -1: as ever */
+};
+#define CKPT_RING_SPARE_LANES 4
+
 struct ckpt_ring_options {
     const cpu_set_t *cpus; /* where the workers run, NULL: anywhere */
     unsigned awake_us;     /* how long a worker that has worked stays awake for more; 0: not at all */
@@ -42,7 +49,13 @@ enum ckpt_ring_manner {
  * a time: a second caller waits. Works without workers too. errno is kept. */
 void ckpt_ring_run(ckpt_step *step, void *context, size_t total, size_t step_bytes, unsigned width, unsigned manner);
 
-/* How many lanes a work of all threads has. */
+/* From now on the caller's work is done sparingly: until it is called with 0. Of the calling thread alone. */
+void ckpt_ring_spare(int on);
+
+/* The caller is about to wait for something else than work: nobody stays awake for it. Until it has none any more. */
+void ckpt_ring_rest(int on);
+
+/* How many lanes a work of all threads has that the caller would begin now. */
 unsigned ckpt_ring_lanes(unsigned manner);
 
 /* Whether another work than `later`'s has come: it is time to stop. */
@@ -53,6 +66,9 @@ void ckpt_ring_limit(unsigned threads, unsigned awake_us);
 
 unsigned ckpt_ring_threads(void); /* callers included; 1 before the start */
 unsigned ckpt_ring_asleep(void);  /* workers that sleep now */
+
+/* What sparing work takes. */
+void ckpt_ring_set_spare(const struct ckpt_ring_spare *spare);
 
 /* In the child of a fork: the threads are not there. */
 void ckpt_ring_forget(void);

@@ -2,6 +2,7 @@
 #include "window.h"
 
 #include "control_page.h"
+#include "ring.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -28,6 +29,7 @@ static void note_consumed(unsigned i) {
 void ckpt_window_clear(unsigned i) { memset(&windows[i], 0, sizeof windows[i]); }
 
 void ckpt_window_enter(unsigned i, uint64_t start) {
+    ckpt_ring_spare(1);
     for (;; sched_yield()) {
         pthread_mutex_lock(&lock);
         int room = windows[i].readers < READERS;
@@ -41,6 +43,7 @@ void ckpt_window_enter(unsigned i, uint64_t start) {
 }
 
 void ckpt_window_leave(unsigned i, uint64_t start, uint64_t end) {
+    ckpt_ring_spare(0);
     pthread_mutex_lock(&lock);
     for (unsigned k = 0; k < windows[i].readers; k++) {
         if (windows[i].reads[k] != start) continue;

@@ -6,7 +6,8 @@
 
 void ckpt_window_clear(unsigned image);
 
-/* A copy from `start` of the image begins; it waits where too many are under way. `consumed` goes down to it. */
+/* A copy from `start` of the image begins; it waits where too many are under way. `consumed` goes down to it.
+ * Until it is over, the caller's copies leave processors to whoever fills the window (ckpt_ring_spare). */
 void ckpt_window_enter(unsigned image, uint64_t start);
 
 /* It is over, up to `end`. */

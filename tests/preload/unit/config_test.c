@@ -10,9 +10,11 @@
 
 int main(void) {
     CHECK(ckpt_config.copies.demote == CKPT_DEMOTE && ckpt_config.copies.read_streams && ckpt_config.awake_us == -1);
+    CHECK(ckpt_config.spare.lanes == 0 && ckpt_config.spare.awake_us == -1);
     setenv(CKPT_CONFIG_VARIABLE,
            "hook=symbols;pages=hugetlb;workers=7;pool=fixed;pool-bytes=12345;budget-percent=50;numa-node=3;"
-           "image-min=99;budget-path=/run/x;demote=7;block=4096;copy-out=plain;read-ahead=3;aside=1;nonsense;=;=4;workers",
+           "image-min=99;budget-path=/run/x;demote=7;block=4096;copy-out=plain;read-ahead=3;aside=1;"
+           "window-lanes=5;window-awake-us=6;nonsense;=;=4;workers",
            1);
     ckpt_config_read();
     CHECK(ckpt_config.hook == CKPT_HOOKS_SYMBOLS && ckpt_config.pages == CKPT_PAGES_HUGETLB);
@@ -21,6 +23,7 @@ int main(void) {
     CHECK(strcmp(ckpt_config.budget_path, "/run/x") == 0);
     CHECK(ckpt_config.copies.demote == CKPT_DEMOTE_FLUSH && ckpt_config.copies.block == 4096);
     CHECK(!ckpt_config.copies.read_streams && ckpt_config.copies.read_ahead == 3 && ckpt_config.copies.aside == 1);
+    CHECK(ckpt_config.spare.lanes == 5 && ckpt_config.spare.awake_us == 6);
     char large[2048] = "budget-path=/";
     memset(large + strlen(large), 'a', sizeof large - 100);
     setenv(CKPT_CONFIG_VARIABLE, large, 1);

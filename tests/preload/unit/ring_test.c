@@ -40,6 +40,34 @@ static void *many(void *unused) {
     return unused;
 }
 
+/* Fewer take part, and while the caller rests nobody waits awake; other callers are not concerned. */
+static void *sparingly(void *unused) {
+    const struct ckpt_ring_spare few = {2, -1}, usual = {0, -1};
+    CHECK(ckpt_ring_lanes(CKPT_RING_PLAIN) == 4);
+    ckpt_ring_set_spare(&few);
+    ckpt_ring_spare(1);
+    CHECK(ckpt_ring_lanes(CKPT_RING_PLAIN) == 2 && ckpt_ring_lanes(CKPT_RING_ASIDE) == 2);
+    for (unsigned i = 0; i < 300; i++) {
+        struct counts counts = {calloc(1000, 1), 0, 0};
+        unsigned aside = i % 2; /* a caller without a lane takes what is left over */
+        ckpt_ring_run(count, &counts, 1000, 10, 0, aside ? CKPT_RING_ASIDE : CKPT_RING_PLAIN);
+        for (size_t k = 0; k < 1000; k++) CHECK(atomic_load(&counts.seen[k]) == 1);
+        CHECK(atomic_load(&counts.most) <= 2 + aside);
+        free((void *)counts.seen);
+    }
+    ckpt_ring_limit(4, 1u << 30); /* awake for ever */
+    work(1000, 10, 0);
+    ckpt_ring_rest(1);
+    while (ckpt_ring_asleep() < 3) sched_yield();
+    work(1001, 10, 0);
+    ckpt_ring_rest(0);
+    ckpt_ring_spare(0);
+    CHECK(ckpt_ring_lanes(CKPT_RING_PLAIN) == 4);
+    ckpt_ring_limit(4, 20);
+    ckpt_ring_set_spare(&usual);
+    return unused;
+}
+
 int main(void) {
     const struct ckpt_ring_options options = {NULL, 20};
     pthread_t callers[3];
@@ -48,6 +76,7 @@ int main(void) {
     CHECK(ckpt_ring_start(4, &options) == 4);
     CHECK(ckpt_ring_start(9, &options) == 4);
     work(0, 10, 0);
+    sparingly(NULL);
     for (int i = 0; i < 3; i++) CHECK(pthread_create(&callers[i], NULL, many, NULL) == 0);
     for (int i = 0; i < 3; i++) CHECK(pthread_join(callers[i], NULL) == 0);
     pid_t child = fork();
