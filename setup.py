@@ -31,6 +31,7 @@ CORES = len(os.sched_getaffinity(0))
 
 # The libraries that `ckptpipe launch` preloads: plain shared objects, no Python modules.
 PRELOAD = ROOT / "pyx" / "preload"
+KERNELS = ROOT / "pyx" / "kernels"
 PRELOADED = {
     "libckptpipe_preload.so": lambda name: name != "interpose",
     "libckptpipe_preload_symbols.so": lambda name: name == "interpose",
@@ -48,6 +49,10 @@ PRELOAD_FLAGS = (
     ),
     *("-U_FORTIFY_SOURCE", "-fno-builtin", "-fno-strict-aliasing", "-pthread"),
 )
+
+
+# Kernels that the first of them shares with the engine: the compiler may make of their `memcpy` of a word what it is.
+PRELOAD_KERNELS = ("crc32c", "crc32c_native")
 
 
 def lay_out_package() -> None:
@@ -173,7 +178,9 @@ class BuildEngine(build_ext):
 
         sources = sorted(path for path in PRELOAD.glob("*.c") if PRELOADED[library](path.stem))
         path = Path(self._preloaded_path(library, self.inplace))
-        newest = max(each.stat().st_mtime for each in [*sources, *PRELOAD.glob("*.h"), ROOT / "setup.py"])
+        kernels = [KERNELS / f"{stem}.c" for stem in PRELOAD_KERNELS if PRELOADED[library]("sums")]
+        made_of = [*sources, *kernels, *PRELOAD.glob("*.h"), KERNELS / "crc32c.h", ROOT / "setup.py"]
+        newest = max(each.stat().st_mtime for each in made_of)
         if not self.force and path.exists() and path.stat().st_mtime > newest:
             return
         compiler = new_compiler(compiler=self.compiler if isinstance(self.compiler, str) else None)
@@ -183,8 +190,15 @@ class BuildEngine(build_ext):
         objects = compiler.compile(
             [str(each.relative_to(ROOT)) for each in sources],
             output_dir=str(Path(self.build_temp, library)),
+            include_dirs=[str(KERNELS.relative_to(ROOT))],
             extra_postargs=list(PRELOAD_FLAGS),
         )
+        if kernels:
+            objects += compiler.compile(
+                [str(each.relative_to(ROOT)) for each in kernels],
+                output_dir=str(Path(self.build_temp, library)),
+                extra_postargs=[flag for flag in PRELOAD_FLAGS if flag != "-fno-builtin"],
+            )
         fresh = path.with_name(f".{library}.{os.getpid()}")
         linking = ["-pthread", "-ldl", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-s", f"-Wl,-soname,{library}"]
         compiler.link_shared_object(objects, str(fresh), extra_postargs=linking)

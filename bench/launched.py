@@ -22,6 +22,7 @@ GIB = 1 << 30
 LOCK_SECONDS = 20.0
 WARM_SECONDS = 120.0
 SOURCES = Path(__file__).resolve().parent.parent / "pyx" / "preload"
+KERNELS = SOURCES.parent / "kernels"
 Ask = Callable[[str], str]
 
 
@@ -177,6 +178,10 @@ def _own_library(folder: Path, *flags: str) -> Path:
     command = ["cc", "-std=c11", "-O2", "-fPIC", "-shared", "-fno-builtin", "-fvisibility=hidden", "-pthread"]
     sources = sorted(str(each) for each in SOURCES.glob("*.c") if each.stem != "interpose")
     sources.append(str(Path(__file__).with_name("launch_switches.c")))
-    command += ["-DCKPT_PROBES", f"-I{SOURCES}", *flags]
-    subprocess.run([*command, "-o", str(made), *sources, "-ldl"], check=True)
+    command += ["-DCKPT_PROBES", f"-I{SOURCES}", f"-I{KERNELS}", *flags]
+    objects = [str(folder / f"{stem}.o") for stem in ("crc32c", "crc32c_native")]
+    for made_of in objects:  # with builtins: they copy words
+        kernel = str(KERNELS / f"{Path(made_of).stem}.c")
+        subprocess.run(["cc", "-O2", "-fPIC", "-fvisibility=hidden", "-c", "-o", made_of, kernel], check=True)
+    subprocess.run([*command, "-o", str(made), *sources, *objects, "-ldl"], check=True)
     return made

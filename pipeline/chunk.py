@@ -55,6 +55,7 @@ class Chunk:
         "stored_crc32c",
         "stream",
         "transform",
+        "unsettled",
         "verified",
         "version",
     )
@@ -80,6 +81,7 @@ class Chunk:
         self.transform = 0
         self.planes: tuple[PlaneRecord, ...] = ()
         self.version = version
+        self.unsettled = False  # its bytes may change while they are stored: then a higher version comes
         self.verified = True  # False: `raw_crc32c` is what the bytes should have; the sink finds out
 
     @property
@@ -119,6 +121,7 @@ class Chunk:
         twin.planes = self.planes
         twin.verified = self.verified
         twin.version = self.version
+        twin.unsettled = self.unsettled
         return twin
 
     def release(self) -> None:

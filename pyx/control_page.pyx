@@ -1,3 +1,4 @@
+# kernels: crc32c crc32c_native
 """The control page of a launched process, as the controller maps it.
 
 The layout, who writes what and the order of release are in preload/control.h. What is read here was written
@@ -32,6 +33,7 @@ cdef extern from "control.h" nogil:
     const uint32_t CKPT_GATE_FAILED
     const uint32_t CKPT_IMAGE_SETTLED
     const uint32_t CKPT_IMAGE_MOVED
+    const uint32_t CKPT_IMAGE_SUMMED
 
     struct ckpt_image:
         uint64_t generation, address, offset, bytes
@@ -102,6 +104,13 @@ cdef extern from "control_atomics.h" nogil:
     int ckpt_sealed_bytes(int fd, uint64_t* nbytes)
     ckpt_control* ckpt_map_page(int fd)
     void ckpt_unmap_page(ckpt_control* page)
+
+cdef extern from "block_sums.h" nogil:
+    void ckpt_block_sums_prepare()
+    int ckpt_block_sums(
+        const ckpt_control* page, uint64_t start, uint64_t nbytes, uint64_t end, uint32_t* crc, int* zero)
+
+ckpt_block_sums_prepare()
 
 HOOKS = ("none", "relocations", "symbols")
 POOL_STATES = ("absent", "warming", "ready", "gone")
@@ -319,6 +328,31 @@ cdef class ControlPage:
                 target[2 * i + 1] = ckpt_load32(&source[2 * i + 1])
                 target[2 * i] = ckpt_load32(&source[2 * i])
         return result
+
+    def summed(self, uint32_t slot, uint64_t generation, uint64_t start, uint64_t nbytes):
+        """(CRC32C, whether all is zero) of a range of the image, as its driver wrote it; None where the
+        library does not know that, or the image is gone.
+
+        Of what the driver writes later it says nothing: note `pieces` before, and compare them at the end."""
+        cdef ckpt_control* page = self._open()
+        cdef ckpt_image* image
+        cdef uint64_t offset, end
+        cdef uint32_t crc = 0
+        cdef int zero = 0
+        try:
+            image = self._image(slot, generation)
+        except LookupError:
+            return None
+        offset, end = image.offset, image.bytes
+        if not ckpt_image_flags(image) & CKPT_IMAGE_SUMMED or not nbytes:
+            return None
+        if start > end or nbytes > end - start:
+            raise IndexError("not in the image")
+        if offset > CKPT_PIECES * CKPT_PIECE_BYTES or end > CKPT_PIECES * CKPT_PIECE_BYTES - offset:
+            raise ControlPageError(f"image {slot} lies outside of the pool")
+        if not ckpt_block_sums(page, offset + start, nbytes, offset + end, &crc, &zero):
+            return None
+        return crc, zero != 0
 
     def late(self, uint64_t after=0):
         """Late ranges with a serial above ``after``, oldest first, as far back as the list goes."""

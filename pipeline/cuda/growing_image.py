@@ -5,6 +5,11 @@ pieces that a chunk touches is noted, then the chunk's bytes are read. All bytes
 fenced before it rose. A write that comes later raises `started` before it stores a byte and `finished` behind the
 last, so that at the end, when the driver's call has returned and nothing writes any more, exactly the chunks that
 may hold anything older have another `finished` than was noted.
+
+Of what the driver writes once and in order the library knows the checksum (control.h, the block table). Such a chunk
+need not be read: it is noted, and its checksum asked for. If the driver writes to it while its bytes are on their way
+from the pool to a store, what is stored of it has another checksum; but then its number has changed too, it is sent
+again, and no row refers to what was stored first.
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ class GrowingImage:
         self.chunks = -(-state.nbytes // chunk_bytes)
         self.settled = False  # nothing writes it any more
         self.sums: dict[int, int] = {}  # CRC32C of each chunk that was read before it was settled
+        self.trusted = False  # it is settled, and its driver known to write through the library alone
+        self.unread = 0  # chunks of which nobody but the library has taken the checksum
         self.differing = 0  # chunks that are not what they were, though no write to them was seen
         self._versions: dict[int, int] = {}  # of chunks that are sent again
         self._chunk_bytes = chunk_bytes
@@ -61,6 +68,14 @@ class GrowingImage:
     def note(self, number: int) -> None:
         """The bytes of this chunk are about to be read, while the driver may still write."""
         self._noted[number] = self._finished(number)
+
+    def forget(self, number: int) -> None:
+        """They were not, after all."""
+        del self._noted[number]
+
+    def summed(self, number: int) -> tuple[int, bool] | None:
+        """(CRC32C, whether all is zero) of a chunk as the driver wrote it, where that is known."""
+        return self.pool.summed(self.image, *self.range_of(number))
 
     def changed(self) -> list[int]:
         """Chunks that were written to after they were noted. Once the driver's call has returned."""

@@ -124,6 +124,11 @@ class LaunchedPool:
         numbers = memoryview(self.page.pieces(first, count)).cast("I")
         return numbers[1::2].tobytes()
 
+    def summed(self, image: PooledImage, start: int, nbytes: int) -> tuple[int, bool] | None:
+        """(CRC32C, whether all is zero) of a range as the driver wrote it, where the capture library has taken that on
+        the way. Note `finished` before."""
+        return self.page.summed(image.slot, image.generation, start, nbytes)
+
     def require(self, images: Sequence[PooledImage]) -> None:
         """TargetError unless exactly these images are where they were."""
         there = {

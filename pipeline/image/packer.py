@@ -76,6 +76,8 @@ class Packer:
         self._numbers = [0] * lanes
         self._size_hint = min(-(-expected_bytes // lanes), backend.capabilities.max_object_bytes)
         self._turn = 0
+        self._unsettled: dict[tuple[int, int], tuple[DataObject, int, int, int]] = {}
+        self._superseded: set[tuple[int, int]] = set()
 
     async def add(self, chunk: Chunk) -> None:
         """Take the chunk over; it is released when its writer has a lease of its own."""
@@ -85,17 +87,18 @@ class Packer:
                 offset = await target.writer.append_file(
                     chunk.place.file, chunk.place.offset, chunk.stored_bytes, chunk.stored_crc32c
                 )
-                self._index.add(_record(chunk, target, offset), chunk.version)
+                self._add_row(chunk, target, offset)
             elif chunk.lease is None:
                 zeros = zero_record(chunk.stream, chunk.number, chunk.raw_bytes, chunk.raw_crc32c)
                 self._index.add(zeros, chunk.version)
+                self._supersede(chunk)
             elif self._is_small(chunk):
                 await self._gather(chunk)
             else:
                 size = padded(chunk.stored_bytes)
                 crc = crc32c_zeros(size - chunk.stored_bytes, chunk.stored_crc32c)
                 target, offset = await self._append(Extent(chunk.lease, size, crc))
-                self._index.add(_record(chunk, target, offset), chunk.version)
+                self._add_row(chunk, target, offset)
         finally:
             chunk.release()
 
@@ -144,8 +147,34 @@ class Packer:
         with slot:
             target, offset = await self._append(Extent(slot, self._gather_bytes, self._gather_crc))
         for chunk, at in self._gathered:
-            self._index.add(_record(chunk, target, offset + at), chunk.version)
+            self._add_row(chunk, target, offset + at)
         self._gathered.clear()
+
+    def _add_row(self, chunk: Chunk, target: DataObject, offset: int) -> None:
+        self._index.add(_record(chunk, target, offset), chunk.version)
+        self._supersede(chunk)
+        if chunk.unsettled:
+            size = padded(chunk.stored_bytes)
+            crc = crc32c_zeros(size - chunk.stored_bytes, chunk.stored_crc32c)
+            self._unsettled[chunk.stream, chunk.number] = (target, offset, size, crc)
+
+    def _supersede(self, chunk: Chunk) -> None:
+        if chunk.version:
+            self._superseded.add((chunk.stream, chunk.number))
+
+    async def _read_torn(self) -> None:
+        """What no row refers to counts in its object's checksum as it was stored. Where that may have changed meanwhile
+        it is read back."""
+        torn = [self._unsettled[each] for each in self._superseded if each in self._unsettled]
+        if not torn or self._backend.scheme == "null":
+            return
+        ring = self._make_ring(1, max(size for _, _, size, _ in torn))
+        for target, offset, size, said in torn:
+            with await ring.acquire() as slot:
+                await self._backend.read_into(target.name, offset, size, slot)
+                found = await self._workers.crc32c(slot, size)
+            behind = target.nbytes - offset - size
+            target.crc32c ^= crc32c_combine(said ^ found, 0, behind)  # a checksum is linear in the bytes
 
     async def _append(self, extent: Extent) -> tuple[DataObject, int]:
         target = await self._target(extent.nbytes, extent.crc32c)
@@ -182,6 +211,7 @@ class Packer:
         for target in self.objects:
             if target.info is None:
                 await _finish(target)
+        await self._read_torn()
 
     async def abort(self) -> None:
         """Every object is gone afterwards, every lease released."""

@@ -4,6 +4,7 @@ and while the driver still writes it."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,10 +23,14 @@ from ckptpipe.pipeline.launch import HandoverFailed
 from ckptpipe.pipeline.parallel import first_error
 from ckptpipe.pipeline.sources.abc import Stream, fillers
 from ckptpipe.pipeline.sources.driver_image import DriverImageSource, Piece, made
+from ckptpipe.pipeline.spec import GraphSpec
+from ckptpipe.pipeline.stages.encoded import EncodedStage
 from ckptpipe.pyx.workers import WorkerPool
+from ckptpipe.storage_backends.registry import scheme_of
 from ckptpipe.storage_backends.shielded import in_thread
 
 ALIGNMENT = 4096  # of what is stored: a chunk's padding ends there
+TAKES_CHANGING = frozenset(("fuse", "null", "nvme"))  # schemes
 SHORT, LONG = 0.002, 0.016  # seconds between looks at an image that grows, and at one that does not
 
 
@@ -43,15 +48,26 @@ class Part:
 class LaunchedImageSource(DriverImageSource):
     """Like `DriverImageSource`, for ``sessions`` that have a pool.
 
-    What the driver has written is sent while it goes on: copied into the ring, since it may still change. What it
-    changes later is sent again, as a higher version of the chunk, when its call has returned; what was not sent by
-    then goes out as a range of the pool itself. The driver waits for none of this. On a build of the driver that is
-    not known to write through the capture library alone, everything sent early is compared with the image at the end.
+    What the driver has written is sent while it goes on. What it changes later is sent again, as a higher version of the
+    chunk, when its call has returned; what was not sent by then goes out as a range of the pool itself. The driver
+    waits for none of this. On a build of the driver that is not known to write through the capture library alone,
+    everything sent early is compared with the image at the end.
+
+    A chunk whose checksum the capture library knows is not read: it goes out as a range of the pool at once. That the
+    driver may write to it while it is stored is borne by stores that do not look at what they store (`TAKES_CHANGING`):
+    the bytes that are stored are then neither the old ones nor the new ones, and nobody refers to them. For any other
+    store (S3 refuses a part whose checksum is not what was said; codecs work on what they see), and where nothing
+    is known of a chunk, it is copied into the ring and its checksum taken on the way, while the driver works.
+
+    Since nobody reads the chunk, memory that fails between the driver's write and the store's is not seen by the save:
+    the row has the checksum of the driver's bytes, so that a restore or `verify` refuses the chunk. A store that looks
+    refuses it at once.
 
     What the library leaves to the driver (the pool is too small, say) is read the driver image's way.
     """
 
     early = True  # send while the driver works
+    sums = True  # take the checksums of the capture library; False: for comparisons
     early_jobs = 0  # threads that copy meanwhile, where the driver's leave a CPU idle; 0: half of the workers
 
     def __init__(self, driver: CudaDriver, sessions: Sequence[ProcessSession], lock_timeout: float) -> None:
@@ -60,6 +76,7 @@ class LaunchedImageSource(DriverImageSource):
         self._fallen_back = 0
         self._growing: dict[int, GrowingImage] = {}  # by stream
         self._aside: WorkerPool | None = None
+        self._direct = False
 
     async def open(self, context: GraphContext) -> None:
         await super().open(context)
@@ -76,6 +93,10 @@ class LaunchedImageSource(DriverImageSource):
         self._early = asyncio.Semaphore(self._early_jobs)
         if self.early:
             self._aside = WorkerPool(self._early_jobs, idle=True)
+
+    async def take_stages(self, spec: GraphSpec) -> MappingOf[str, tuple[EncodedStage, object]]:
+        self._direct = self.sums and takes_changing(spec)
+        return await super().take_stages(spec)
 
     async def run(self, outlet: Outlet) -> None:
         for session in self._sessions:
@@ -126,7 +147,7 @@ class LaunchedImageSource(DriverImageSource):
         images = self._look(session, was.generation, written=False)
         pool.require([image.image for image in images])
         session.notes.append(pool.describe())
-        self._finish(session, images)
+        self._finish(session, images, trusted=self.sums and known is True)
         found = [self._pieces[image.stream] for image in images]
         if not images or state.fallbacks > was.fallbacks:
             if before is None:
@@ -195,11 +216,11 @@ class LaunchedImageSource(DriverImageSource):
         for number in numbers:
             self._parts.put_nowait(Part(stream, number, again, compare))
 
-    def _finish(self, session: ProcessSession, images: Sequence[GrowingImage]) -> None:
+    def _finish(self, session: ProcessSession, images: Sequence[GrowingImage], *, trusted: bool) -> None:
         """Nothing is written any more: hand out the rest, and again what changed after it was read."""
         early = late = 0
         for image in images:
-            image.settled = True
+            image.settled, image.trusted = True, trusted
             changed = image.changed()
             early, late = early + image.early, late + len(changed)
             self._hand_out(image.stream, list(image.ready()))
@@ -226,6 +247,10 @@ class LaunchedImageSource(DriverImageSource):
         """Trust a driver of whose image at least half was sent early, and was found to be the same at the end."""
         for session in self._sessions:
             images = [each for each in self._growing.values() if each.pool is session.pool]
+            if unread := sum(each.unread for each in images):
+                session.notes.append(
+                    f"{session}: {unread} chunks went out as they lie in the pool, with the capture library's checksums"
+                )
             build = driver_build(session.pid, _pool(session).state)
             if self._builds.get(build) is not None:
                 continue
@@ -251,12 +276,39 @@ class LaunchedImageSource(DriverImageSource):
             start = part.number * step
             return await self._chunk(part.stream, part.number, piece, start, min(step, piece.nbytes - start))
         if not image.settled:
+            if self._direct and (chunk := self._unread_chunk(image, part.number)) is not None:
+                return chunk
             return await self._early_chunk(image, part.number)
+        if (
+            image.trusted
+            and not part.compare
+            and (chunk := self._unread_chunk(image, part.number)) is not None
+        ):
+            chunk.version = image.next_version(part.number) if part.again else 0
+            return chunk
         chunk = await self._settled_chunk(
             image, part.number, image.sums[part.number] if part.compare else None
         )
         if chunk is not None and (part.again or part.compare):
             chunk.version = image.next_version(part.number)
+        return chunk
+
+    def _unread_chunk(self, image: GrowingImage, number: int) -> Chunk | None:
+        """The range of the pool itself, with the capture library's checksum; None where it has none."""
+        start, nbytes = image.range_of(number)
+        if not image.settled:
+            image.note(number)
+        known = image.summed(number)
+        if known is None or (nbytes % ALIGNMENT and not known[1]):
+            if not image.settled:
+                image.forget(number)
+            return None
+        crc32c, zero = known
+        lease = None if zero else image.pool.lend(image.image.offset + start, nbytes)
+        chunk = Chunk(image.stream, number, nbytes, crc32c, lease)
+        if not image.settled:
+            image.sums[number], chunk.unsettled = crc32c, True
+        image.unread += 1
         return chunk
 
     async def _early_chunk(self, image: GrowingImage, number: int) -> Chunk | None:
@@ -301,6 +353,13 @@ class LaunchedImageSource(DriverImageSource):
         for session in self._sessions:
             if session.pool is not None:
                 await session.pool.drained()
+
+
+def takes_changing(spec: GraphSpec) -> bool:
+    """Whether nothing behind the source looks at a chunk's bytes but to store them."""
+    return all(
+        sink.kind == "image" and scheme_of(sink.url) in TAKES_CHANGING for sink in spec.sinks
+    ) and not any(stage.kind == "compress" for stage in spec.stages)
 
 
 def _pool(session: ProcessSession) -> LaunchedPool:

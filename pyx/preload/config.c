@@ -14,6 +14,7 @@ struct ckpt_config ckpt_config = {
     .image_bytes_min = 1u << 20,
     .awake_us = -1,
     .spare = {.awake_us = -1},
+    .checksum = 1,
     .copies = {.demote = CKPT_DEMOTE, .block = 16u << 10, .read_streams = 1, .read_ahead = 1},
 };
 
@@ -73,6 +74,8 @@ static void set(struct text key, struct text value) {
         config->image_bytes_min = number(value);
     } else if (is(key, "awake-us")) {
         config->awake_us = (int)small(value, 1000000);
+    } else if (is(key, "checksum")) {
+        config->checksum = number(value) != 0;
     } else if (is(key, "window-lanes")) {
         config->spare.lanes = small(value, 256);
     } else if (is(key, "window-awake-us")) {

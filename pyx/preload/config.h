@@ -25,6 +25,7 @@ struct ckpt_config {
     uint64_t image_bytes_min; /* smaller allocations are no image */
     enum ckpt_hook_choice hook;
     int awake_us;             /* how long workers stay awake after a copy; -1: choose */
+    int checksum;             /* of the blocks of images that a controller expects */
     struct ckpt_ring_spare spare; /* of copies out of a window */
     struct ckpt_copies_options copies;
     char budget_path[256];    /* "": no file, the budget is this process's alone */

@@ -1,7 +1,8 @@
 /* The contract between the capture library, inside a launched process, and whoever saves or restores that process.
  *
  * A process that was started by `ckptpipe launch` and uses CUDA has two memfds: the *pool*, which holds the driver's
- * host image while the process is checkpointed, and the *control page*, this struct followed by the piece table.
+ * host image while the process is checkpointed, and the *control page*, this struct followed by the piece table and the
+ * block table.
  * Both are handed over by handover.h. Read README.md beside this file first.
  *
  * Who writes what: the library writes every field but those that are marked (controller). All fields are naturally
@@ -13,7 +14,7 @@
 #include <stdint.h>
 
 #define CKPT_CONTROL_MAGIC 0x4c525443544b4343ull /* "CCKTCTRL" */
-#define CKPT_CONTROL_VERSION 3u /* another version has another layout: refuse it */
+#define CKPT_CONTROL_VERSION 4u /* another version has another layout: refuse it */
 
 #define CKPT_PIECE_BYTES (2ull << 20) /* of the pool; images start at multiples of it */
 #define CKPT_IMAGES 8u                /* images at a time in one process */
@@ -21,7 +22,10 @@
 #define CKPT_PIECES (1u << 21)        /* entries of the piece table: pools of up to 4 TiB */
 #define CKPT_TEXT 192u
 #define CKPT_PIECES_OFFSET (64ull << 10) /* of the piece table in the control memfd */
-#define CKPT_CONTROL_BYTES (CKPT_PIECES_OFFSET + CKPT_PIECES * 8ull)
+#define CKPT_BLOCK_BYTES (16ull << 10) /* that have a checksum */
+#define CKPT_BLOCKS_OFFSET (CKPT_PIECES_OFFSET + CKPT_PIECES * 8ull) /* of the block table in the control memfd */
+#define CKPT_BLOCKS (CKPT_PIECES * (CKPT_PIECE_BYTES / CKPT_BLOCK_BYTES))
+#define CKPT_CONTROL_BYTES (CKPT_BLOCKS_OFFSET + CKPT_BLOCKS * 8ull) /* nearly all of it holes */
 
 enum ckpt_hook { /* how the driver's calls reach the library */
     CKPT_HOOK_NONE = 0,
@@ -64,6 +68,7 @@ enum ckpt_image_flag {
     CKPT_IMAGE_SETTLED = 1,   /* ranges that were never written hold zeros */
     CKPT_IMAGE_UNTRACKED = 2, /* more gaps than could be remembered: `watermark` stands still, the piece table is right */
     CKPT_IMAGE_MOVED = 4,     /* mapped at an address that the driver asked for */
+    CKPT_IMAGE_SUMMED = 8,    /* a controller had armed the process when it was mapped: the block table is kept */
 };
 
 enum ckpt_pages { CKPT_PAGES_AUTO = 0, CKPT_PAGES_SMALL = 1, CKPT_PAGES_THP = 2, CKPT_PAGES_HUGETLB = 3 };
@@ -71,9 +76,9 @@ enum ckpt_pages { CKPT_PAGES_AUTO = 0, CKPT_PAGES_SMALL = 1, CKPT_PAGES_THP = 2,
 /* One image of the driver: [offset, offset + bytes) of the pool. 256 bytes.
  *
  * Release order while the driver writes, for each of its copies:
- *   1. `started` of every piece that it touches goes up;
+ *   1. `started` of every piece that it touches goes up, and its blocks are claimed;
  *   2. if it begins below `high`, the range joins the late list (late[], late_count);
- *   3. the bytes are stored, each worker fences its non-temporal stores;
+ *   3. the bytes are stored, each worker fences its non-temporal stores, and enters what they sum up to;
  *   4. `finished` of these pieces goes up, then `written`, `high` and `watermark` are released;
  *   5. `events` goes up, and watchers are woken.
  * So [0, watermark) was written completely. A reader of a piece notes `finished`, reads the bytes, and may keep them
@@ -193,6 +198,17 @@ struct ckpt_piece {
 _Static_assert(sizeof(struct ckpt_image) == 256, "layout");
 _Static_assert(sizeof(struct ckpt_control) <= CKPT_PIECES_OFFSET, "layout");
 _Static_assert(sizeof(struct ckpt_piece) == 8, "layout");
+
+/* The block table, at CKPT_BLOCKS_OFFSET: the 64-bit entry i is [i * CKPT_BLOCK_BYTES, …) of the pool, for the image that
+ * has the block now, if that is CKPT_IMAGE_SUMMED. The lower half is the CRC32C of the block's first bytes, as the driver
+ * wrote them: so many as the length says. It is good where the length is the block's, or what the image has of it, and
+ * the entry is neither claimed nor spoilt. Who takes it for the bytes in the pool notes `finished` before, like a
+ * reader: a late write is found in the same way. */
+#define CKPT_BLOCK_LENGTH_SHIFT 32
+#define CKPT_BLOCK_LENGTH_MASK 0x7fffull
+#define CKPT_BLOCK_CLAIMED (1ull << 48) /* a write is under way */
+#define CKPT_BLOCK_SPOILT (1ull << 49)  /* written twice, or in a way that was not summed */
+#define CKPT_BLOCK_DATA (1ull << 50)    /* not all of the bytes are zero */
 
 #define CKPT_EXIT_STATUS 74 /* EX_IOERR: the status of a process that was ended at the gate */
 

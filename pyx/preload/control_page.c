@@ -52,6 +52,10 @@ struct ckpt_piece *ckpt_control_pieces(void) {
     return (struct ckpt_piece *)((unsigned char *)ckpt_control + CKPT_PIECES_OFFSET);
 }
 
+_Atomic uint64_t *ckpt_control_blocks(void) {
+    return (_Atomic uint64_t *)((unsigned char *)ckpt_control + CKPT_BLOCKS_OFFSET);
+}
+
 void ckpt_control_event(void) {
     if (!ckpt_control) return;
     atomic_fetch_add(&ckpt_control->events, 1);

@@ -9,6 +9,7 @@ extern struct ckpt_control *ckpt_control; /* NULL before, and in the child of a 
 int ckpt_control_make(void); /* 0 or an errno */
 int ckpt_control_fd(void);   /* -1 where the program has closed it */
 struct ckpt_piece *ckpt_control_pieces(void);
+_Atomic uint64_t *ckpt_control_blocks(void);
 void ckpt_control_event(void); /* something changed: wakes watchers, where there are any */
 void ckpt_control_forget(void);
 

@@ -21,6 +21,8 @@ struct ends {
     const unsigned char *from;
     const unsigned char *next;      /* what is to be fetched for the next copies, NULL for nothing */
     size_t piece_bytes, next_bytes; /* of each of them, of all */
+    const struct ckpt_copies_sums *sums; /* NULL: none are taken */
+    size_t lead;                         /* bytes of the first block that are before the copy */
 };
 
 /* The lane's part of each of the next copies, one after another. */
@@ -60,6 +62,22 @@ static void write_step(void *context, size_t start, size_t bytes, struct ckpt_la
     }
 }
 
+/* The steps are of whole blocks: `start` counts from the first block's beginning. */
+static void write_summed_step(void *context, size_t start, size_t bytes, struct ckpt_later *later) {
+    const struct ends *ends = context;
+    const struct ckpt_copies_sums *sums = ends->sums;
+    (void)later;
+    size_t at = start < ends->lead ? ends->lead : start, end = start + bytes;
+    while (at < end) {
+        size_t edge = (at / sums->block + 1) * sums->block, done = at - ends->lead;
+        if (edge > end) edge = end;
+        ckpt_stores_stream(ends->to + done, ends->from + done, edge - at);
+        sums->take(sums->blocks, sums->start + done, ends->from + done, edge - at);
+        ckpt_stores_demote(ends->from + done, edge - at, options.demote);
+        at = edge;
+    }
+}
+
 static void stream_out_step(void *context, size_t start, size_t bytes, struct ckpt_later *later) {
     const struct ends *ends = context;
     ckpt_stores_stream(ends->to + start, ends->from + start, bytes);
@@ -77,23 +95,31 @@ static void plain_out_step(void *context, size_t start, size_t bytes, struct ckp
 }
 
 /* One step a lane, unless workers are to be woken: those that come first do more then. */
-static void run(ckpt_step *step, struct ends *ends, size_t bytes) {
+static void run(ckpt_step *step, struct ends *ends, size_t bytes, size_t unit) {
     unsigned manner = options.aside ? CKPT_RING_ASIDE : CKPT_RING_PLAIN, lanes = ckpt_ring_lanes(manner);
-    size_t each = ((bytes + lanes - 1) / lanes + PAGE - 1) / PAGE * PAGE;
-    if (ckpt_ring_asleep() || bytes > 64 * STEP_BYTES) each = STEP_BYTES;
+    size_t each = ((bytes + lanes - 1) / lanes + unit - 1) / unit * unit;
+    if (ckpt_ring_asleep() || bytes > 64 * STEP_BYTES) each = (STEP_BYTES + unit - 1) / unit * unit;
     ckpt_ring_run(step, ends, bytes, each, 0, manner);
 }
 
 void ckpt_copies_write(void *to, const void *from, size_t bytes) {
-    struct ends ends = {to, from, NULL, bytes, 0};
+    struct ends ends = {.to = to, .from = from, .piece_bytes = bytes};
     if (bytes < CKPT_COPIES_BYTES)
         ckpt_next.memcpy(to, from, bytes);
     else
-        run(write_step, &ends, bytes);
+        run(write_step, &ends, bytes, PAGE);
+}
+
+void ckpt_copies_write_summed(void *to, const void *from, size_t bytes, const struct ckpt_copies_sums *sums) {
+    struct ends ends = {.to = to, .from = from, .piece_bytes = bytes, .sums = sums, .lead = sums->start % sums->block};
+    if (bytes < CKPT_COPIES_BYTES)
+        write_summed_step(&ends, ends.lead, bytes, NULL);
+    else
+        run(write_summed_step, &ends, ends.lead + bytes, sums->block);
 }
 
 void ckpt_copies_read(void *to, const void *from, size_t bytes, size_t ahead) {
-    struct ends ends = {to, from, NULL, bytes, 0};
+    struct ends ends = {.to = to, .from = from, .piece_bytes = bytes};
     if (bytes < CKPT_COPIES_BYTES) {
         ckpt_next.memcpy(to, from, bytes);
         return;
@@ -103,5 +129,5 @@ void ckpt_copies_read(void *to, const void *from, size_t bytes, size_t ahead) {
         ends.next = (const unsigned char *)from + bytes;
         ends.next_bytes = ahead < most ? ahead : most;
     }
-    run(options.read_streams ? stream_out_step : plain_out_step, &ends, bytes);
+    run(options.read_streams ? stream_out_step : plain_out_step, &ends, bytes, PAGE);
 }

@@ -3,6 +3,7 @@
 #define CKPT_COPIES_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* Copies as large as this are shared out; it costs some microseconds. */
 #define CKPT_COPIES_BYTES (256u << 10)
@@ -21,6 +22,16 @@ void ckpt_copies_set(const struct ckpt_copies_options *options);
 
 /* Into an image, past the caches: another process reads it, or nobody for long. */
 void ckpt_copies_write(void *to, const void *from, size_t bytes);
+
+/* As well, where `take` sums up what was copied, while it is in the caches still: blocks of the image of `block` bytes, of
+ * which the copy begins `start` bytes behind the image's beginning. Never more than a block a call, in several threads. */
+struct ckpt_copies_sums {
+    void (*take)(_Atomic uint64_t *blocks, uint64_t start, const void *data, size_t bytes);
+    _Atomic uint64_t *blocks;
+    uint64_t start;
+    size_t block;
+};
+void ckpt_copies_write_summed(void *to, const void *from, size_t bytes, const struct ckpt_copies_sums *sums);
 
 /* Out of an image. `ahead`: so many bytes behind the source may be fetched, and are likely to be wanted next. */
 void ckpt_copies_read(void *to, const void *from, size_t bytes, size_t ahead);

@@ -12,6 +12,7 @@
 #include "probes.h"
 #include "process_facts.h"
 #include "ring.h"
+#include "sums.h"
 #include "window.h"
 #include "written.h"
 
@@ -46,6 +47,12 @@ int ckpt_images_mapped(void) {
     int count = 0;
     for (unsigned i = 0; ckpt_control && i < CKPT_IMAGES; i++) count += is_mapped(i);
     return count;
+}
+
+/* The image's entries of the block table; NULL where none are kept. */
+static _Atomic uint64_t *blocks_of(const struct ckpt_image *image) {
+    if (!(atomic_load(&image->flags) & CKPT_IMAGE_SUMMED)) return NULL;
+    return ckpt_control_blocks() + image->offset / CKPT_BLOCK_BYTES;
 }
 
 static void narrow_range(void) {
@@ -128,7 +135,12 @@ static void open_slot(unsigned slot, uint64_t offset, uint64_t space, uint64_t b
     image->address = (uint64_t)where;
     image->offset = offset;
     image->bytes = bytes;
-    if (!kept) atomic_store(&image->flags, CKPT_IMAGE_MOVED);
+    uint32_t flags = kept ? 0 : CKPT_IMAGE_MOVED;
+    if (ckpt_config.checksum && atomic_load(&ckpt_control->armed)) {
+        ckpt_sums_clear(ckpt_control_blocks() + offset / CKPT_BLOCK_BYTES, space);
+        flags |= CKPT_IMAGE_SUMMED;
+    }
+    atomic_store(&image->flags, flags);
 }
 
 /* Under the pool's lock. */
@@ -243,12 +255,15 @@ static struct ckpt_piece *pieces_of(const struct ckpt_image *image, uint64_t sta
     return ckpt_control_pieces() + first;
 }
 
-static void write_begins(unsigned i, uint64_t start, uint64_t end) {
+/* `summed`: what is stored will be summed up. */
+static void write_begins(unsigned i, uint64_t start, uint64_t end, int summed) {
     struct ckpt_image *image = image_at(i);
     uint64_t count;
     struct ckpt_piece *pieces = pieces_of(image, start, end, &count);
     pthread_mutex_lock(&tracking);
     for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].started, 1);
+    _Atomic uint64_t *blocks = blocks_of(image);
+    if (blocks) (summed ? ckpt_sums_claim : ckpt_sums_spoil)(blocks, start, end);
     if (!image->began_ns) image->began_ns = ckpt_now_ns();
     if (start < atomic_load(&image->high)) {
         uint64_t serial = atomic_load(&ckpt_control->late_serial) + 1;
@@ -298,6 +313,7 @@ static uint64_t settle(unsigned i) {
         uint64_t count;
         struct ckpt_piece *pieces = pieces_of(image, gap.start, gap.end, &count);
         for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].started, 1);
+        if (blocks_of(image)) ckpt_sums_spoil(blocks_of(image), gap.start, gap.end);
         ckpt_ring_run(zero_step, (unsigned char *)image->address + gap.start, gap.end - gap.start, ZERO_STEP_BYTES, 0,
                       CKPT_RING_PLAIN);
         for (uint64_t k = 0; k < count; k++) atomic_fetch_add(&pieces[k].finished, 1);
@@ -427,8 +443,13 @@ static void read_image(unsigned i, unsigned char *destination, const unsigned ch
 }
 
 static void write_image(unsigned i, void *destination, const void *source, size_t bytes, uint64_t start, uint64_t end) {
-    write_begins(i, start, end);
-    ckpt_copies_write(destination, source, ckpt_probe_bytes(bytes));
+    struct ckpt_copies_sums sums = {ckpt_sums_take, blocks_of(image_at(i)), start, CKPT_BLOCK_BYTES};
+    int summed = sums.blocks && end - start == bytes;
+    write_begins(i, start, end, summed);
+    if (summed)
+        ckpt_copies_write_summed(destination, source, ckpt_probe_bytes(bytes), &sums);
+    else
+        ckpt_copies_write(destination, source, ckpt_probe_bytes(bytes));
     write_ends(i, start, end);
 }
 
@@ -449,7 +470,7 @@ void ckpt_image_copy(void *destination, const void *source, size_t bytes, int ov
         if (atomic_load(&image_at((unsigned)from)->window))
             ckpt_gate_end("the driver copied from one part of its images to another");
         pass_gate(image_at((unsigned)from), from_start, from_end);
-        write_begins((unsigned)to, to_start, to_end);
+        write_begins((unsigned)to, to_start, to_end, 0);
         ckpt_next.memmove(destination, source, bytes);
         write_ends((unsigned)to, to_start, to_end);
         read_ends((unsigned)from, from_start, from_end);

@@ -10,6 +10,7 @@
 #include "process_facts.h"
 #include "ring.h"
 #include "stores.h"
+#include "sums.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -82,6 +83,7 @@ static void prepare_workers(void) {
     unsigned threads = ckpt_config.workers ? ckpt_config.workers : count > MAX_WORKERS ? MAX_WORKERS : (unsigned)count;
     struct ckpt_ring_options options = {node >= 0 ? &cpus : NULL, awake_us((unsigned)count, threads)};
     ckpt_stores_choose();
+    ckpt_sums_choose();
     ckpt_control->workers = ckpt_ring_start(threads ? threads : 1, &options);
     ckpt_copies_set(&ckpt_config.copies);
     ckpt_control->numa_node = node;

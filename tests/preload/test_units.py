@@ -11,11 +11,13 @@ from ckptpipe.pipeline.launch import handover
 
 UNITS = Path(__file__).resolve().parent / "unit"
 SOURCES = UNITS.parent.parent.parent / "pyx" / "preload"
+KERNELS = SOURCES.parent / "kernels"
 PARTS: dict[str, tuple[str, ...]] = {
     "written": ("written",),
     "ring": ("ring",),
     "copies": ("copies", "ring", "stores", "next"),
     "stores": ("stores", "next"),
+    "sums": ("sums", "../kernels/crc32c", "../kernels/crc32c_native"),
     "budget": ("budget",),
     "config": ("config",),
     "process_facts": ("process_facts",),
@@ -33,6 +35,7 @@ def unit(folder: Path, name: str, sanitizers: str) -> subprocess.CompletedProces
                 "-fno-sanitize-recover=all",
                 "-pthread",
                 f"-I{SOURCES}",
+                f"-I{KERNELS}",
                 f"-I{UNITS}",
             ),
             *("-o", program, *sources, "-ldl"),
@@ -68,7 +71,8 @@ def test_the_library_compiles_without_a_warning(tmp_path: Path) -> None:
         done = subprocess.run(
             [
                 *("cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Werror"),
-                *("-fPIC", "-fno-builtin", "-fvisibility=hidden", "-c", "-o", tmp_path / "object", source),
+                *("-fPIC", "-fno-builtin", "-fvisibility=hidden", f"-I{KERNELS}"),
+                *("-c", "-o", tmp_path / "object", source),
             ],
             capture_output=True,
             text=True,
