@@ -13,7 +13,7 @@ struct ckpt_config ckpt_config = {
     .numa_node = -1,
     .image_bytes_min = 1u << 20,
     .awake_us = -1,
-    .spare = {.awake_us = -1},
+    .spare = {.awake_us = 0},
     .checksum = 1,
     .copies = {.demote = CKPT_DEMOTE, .block = 16u << 10, .read_streams = 1, .read_ahead = 1},
 };
