@@ -10,7 +10,7 @@
 
 int main(void) {
     CHECK(ckpt_config.copies.demote == CKPT_DEMOTE && ckpt_config.copies.read_streams && ckpt_config.awake_us == -1);
-    CHECK(ckpt_config.spare.lanes == 0 && ckpt_config.spare.awake_us == -1);
+    CHECK(ckpt_config.spare.lanes == 0 && ckpt_config.spare.awake_us == 0);
     setenv(CKPT_CONFIG_VARIABLE,
            "hook=symbols;pages=hugetlb;workers=7;pool=fixed;pool-bytes=12345;budget-percent=50;numa-node=3;"
            "image-min=99;budget-path=/run/x;demote=7;block=4096;copy-out=plain;read-ahead=3;aside=1;"
