@@ -27,7 +27,8 @@ from ckptpipe.storage_backends.s3.options import S3Options
 from ckptpipe.storage_backends.shielded import in_thread
 
 SIGNER = "ckptpipe-s3v4"
-ERRORS: tuple[type[Exception], ...] = (ClientError, BotoCoreError, aiohttp.ClientError)
+# RuntimeError: of credentials that are expired as soon as they are got; any other goes on as it is (`from_exception`).
+ERRORS: tuple[type[Exception], ...] = (ClientError, BotoCoreError, aiohttp.ClientError, RuntimeError)
 _SPARE_CONNECTIONS = 8
 _KEEPALIVE = 12.0  # seconds; under the 15 to 20 that servers commonly keep an idle connection
 

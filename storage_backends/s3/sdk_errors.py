@@ -51,6 +51,11 @@ def from_sdk(place: Place, what: str, error: BaseException) -> Fault | None:
                 f"{what}: credentials could not be got ({type(error).__name__})", cure=CREDENTIALS_CURE
             )
         )
+    if isinstance(error, RuntimeError):
+        # The SDK has no class of its own for new credentials that are expired, too.
+        if "still expired" not in str(error):
+            return None
+        return Fault(AccessDenied(f"{what}: the credentials have expired", cure=CREDENTIALS_CURE))
     if isinstance(error, botocore_errors.ProfileNotFound):
         return Fault(BadUrl(clean(str(error)), cure="check AWS_PROFILE and the option profile"))
     if isinstance(error, botocore_errors.ParamValidationError):

@@ -78,6 +78,23 @@ def test_no_credentials(seaweedfs: S3Server) -> None:
     assert "no_sign_request" in error.cure
 
 
+def test_credentials_that_are_expired_when_they_are_got(
+    seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answer = (
+        '{"Version": 1, "AccessKeyId": "A", "SecretAccessKey": "B", "Expiration": "2020-01-01T00:00:00Z"}'
+    )
+    (tmp_path / "answer.json").write_text(answer, encoding="utf-8")
+    (tmp_path / "config").write_text(
+        f"[profile old]\ncredential_process = cat {tmp_path}/answer.json\n", encoding="utf-8"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    options = {"endpoint_url": seaweedfs.endpoint_url, "profile": "old"}
+    error = refused(AccessDenied, f"s3://{seaweedfs.bucket}/x", **options)
+    assert "have expired" in error.message
+    assert "AWS_PROFILE" in error.cure
+
+
 def test_unsigned_where_that_is_not_allowed(seaweedfs: S3Server) -> None:
     options = {"endpoint_url": seaweedfs.endpoint_url, "no_sign_request": True}
     refused(AccessDenied, f"s3://{seaweedfs.bucket}/x", **options)
