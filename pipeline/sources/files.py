@@ -342,6 +342,9 @@ class FilesSource(Source):
             changes.append(f"{verb} from {seen.st_size} to {now.st_size} bytes")
         elif now.st_mtime_ns != seen.st_mtime_ns:
             changes.append("was written to")
+        elif now.st_ctime_ns != seen.st_ctime_ns:
+            # Of who writes and then sets the time back, as `rsync --times --inplace` does. A changed mode looks the same.
+            changes.append("was changed (its content, mode, owner or times)")
         if changes:
             raise SourceChanged(
                 f"{found.path} {changes[0]} while it was saved", cure="save when nothing writes to it"

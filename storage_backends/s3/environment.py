@@ -86,9 +86,8 @@ def from_environment(bucket: str, options: S3Options) -> Service | None:
     credentials = None if options.no_sign_request else _credentials(known)
     if credentials is None and not options.no_sign_request:
         return None
-    return Service(
-        endpoint.rstrip("/"), region, credentials, options.ca_bundle or known.get("AWS_CA_BUNDLE", "")
-    )
+    authorities = options.ca_bundle or known.get("AWS_CA_BUNDLE") or known.get("REQUESTS_CA_BUNDLE", "")
+    return Service(endpoint.rstrip("/"), region, credentials, authorities)
 
 
 def _plain(endpoint: str) -> bool:

@@ -92,7 +92,8 @@ async def open_sdk(bucket: str, options: S3Options, *, signs_payloads: bool) -> 
         credentials = None if options.no_sign_request else await session.get_credentials()
         verify: bool | str | None = False if not options.verify else (options.ca_bundle or None)
         if verify is None:
-            verify = session.get_config_variable("ca_bundle")
+            # The SDK's own requests look there, too.
+            verify = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
         return Sdk(api, credentials, verify, stack.pop_all())
 
 

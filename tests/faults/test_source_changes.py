@@ -30,12 +30,19 @@ def rewrite(path: Path) -> None:
         file.write(b"other")
 
 
+def rewrite_and_hide_it(path: Path) -> None:
+    seen = path.stat()
+    rewrite(path)
+    os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "shrinks": (lambda path: os.truncate(path, 1000), "shrank"),
     "grows": (grow, "grew"),
     "is deleted": (Path.unlink, "was deleted"),
     "is replaced": (replace, "was (deleted|replaced)"),
     "is written to": (rewrite, "was written to"),
+    "is written to, its time set back": (rewrite_and_hide_it, r"was changed \(its content"),
 }
 
 

@@ -78,6 +78,8 @@ def set_all(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Non
         ({**KEYS, "AWS_ENDPOINT_URL": HERE, "AWS_SESSION_TOKEN": "T", "AWS_SECURITY_TOKEN": ""}, {}),
         ({**KEYS, "AWS_ENDPOINT_URL": HERE, "AWS_CA_BUNDLE": "/some/where.pem"}, {}),
         ({**KEYS, "AWS_ENDPOINT_URL": HERE, "AWS_CA_BUNDLE": "/a.pem"}, {"ca_bundle": "/b.pem"}),
+        ({**KEYS, "AWS_ENDPOINT_URL": HERE, "REQUESTS_CA_BUNDLE": "/c.pem"}, {}),
+        ({**KEYS, "AWS_ENDPOINT_URL": HERE, "AWS_CA_BUNDLE": "/a.pem", "REQUESTS_CA_BUNDLE": "/c.pem"}, {}),
         ({**KEYS, "AWS_ENDPOINT_URL": HERE, "http_proxy": "http://p:1", "no_proxy": "127.0.0.1"}, {}),
         ({"AWS_ENDPOINT_URL": HERE}, {"no_sign_request": True}),
         ({**KEYS, "AWS_ENDPOINT_URL": HERE}, {"no_sign_request": True}),
