@@ -78,7 +78,7 @@ def _simulated(tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("part", "rows"), [("speed", 3), ("workers", 2), ("pages", 3), ("save", 4), ("early", 9), ("refill", 10)]
+    ("part", "rows"), [("speed", 3), ("workers", 2), ("pages", 3), ("save", 5), ("early", 21), ("refill", 10)]
 )
 def test_part(part: str, rows: int) -> None:
     answer = gpu_launch.PARTS[part](CHOSEN)
