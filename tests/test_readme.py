@@ -61,7 +61,7 @@ def test_every_option_that_is_named_is_there() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     helps = "".join(
         CliRunner().invoke(command, [name, "--help"]).output
-        for name in ("save", "restore", "recompress", "run", "launch")
+        for name in ("save", "restore", "recompress", "run", "launch", "delete", "gc")
     )
     for option in sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))):
         assert option in helps, option
