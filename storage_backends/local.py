@@ -22,7 +22,8 @@ from ckptpipe.storage_backends.budget import ByteBudget
 from ckptpipe.storage_backends.directory import Directory
 from ckptpipe.storage_backends.errors import NoSpace, ObjectExists, ObjectNotFound, StorageError
 from ckptpipe.storage_backends.extent_writer import ExtentWriter
-from ckptpipe.storage_backends.open_files import HeldFile, OpenFile, OpenFiles
+from ckptpipe.storage_backends.held_file import HeldFile
+from ckptpipe.storage_backends.open_files import OpenFile, OpenFiles
 from ckptpipe.storage_backends.quantities import format_bytes
 from ckptpipe.storage_backends.shielded import in_thread
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from ckptpipe.pyx.io_engine import IoEngine
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.directory import Directory, explained, storage_error
 from ckptpipe.storage_backends.errors import ObjectNotFound, ObjectTruncated
+from ckptpipe.storage_backends.held_file import HeldFile
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 MAX_OPEN = 64
@@ -52,44 +52,6 @@ class OpenFile:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiters.append(waiter)
             await waiter
-
-
-class HeldFile:
-    """One hold on an open file: see `abc.LocalFile`. Of the event loop's thread."""
-
-    __slots__ = ("_file", "_held")
-
-    def __init__(self, file: OpenFile) -> None:
-        self._file = file
-        self._held = True
-        file.holds += 1
-
-    @property
-    def path(self) -> str:
-        return self._file.path
-
-    @property
-    def size(self) -> int:
-        return self._file.size
-
-    def fileno(self) -> int:
-        if not self._held:
-            raise RuntimeError(f"{self._file.path}: this hold was released")
-        return self._file.descriptor
-
-    def share(self) -> HeldFile:
-        self.fileno()
-        return HeldFile(self._file)
-
-    def release(self) -> None:
-        self.fileno()
-        self._held = False
-        self._file.let_go()
-
-    def __del__(self) -> None:
-        if getattr(self, "_held", False):
-            warnings.warn(f"a hold on {self._file.path} was not released", ResourceWarning, stacklevel=2)
-            self.release()
 
 
 class OpenFiles:

@@ -23,6 +23,7 @@ from ckptpipe.pipeline.sources.abc import Source, Stream, fillers, scanned_chunk
 from ckptpipe.pyx.errors import io_error
 from ckptpipe.pyx.files import seek_data_ranges
 from ckptpipe.storage_backends.filesystems import cached_share
+from ckptpipe.storage_backends.held_file import HeldFile
 from ckptpipe.storage_backends.shielded import in_thread
 
 CACHED_MAX = 0.25  # a file of which a larger share is cached is read through the cache
@@ -39,46 +40,19 @@ class _Found:
     seen: os.stat_result
 
 
+@dataclass(slots=True)
 class _Descriptor:
     """Of one file, closed when nobody holds it any more."""
 
-    def __init__(self, fd: int, path: str, size: int) -> None:
-        self.fd = fd
-        self.path = path
-        self.size = size
-        self.holds = 0
+    path: str
+    descriptor: int
+    size: int
+    holds: int = 0
 
     def let_go(self) -> None:
         self.holds -= 1
         if self.holds == 0:
-            os.close(self.fd)
-
-
-class _Hold:
-    """One hold on a file that is being saved: see storage_backends.abc.LocalFile."""
-
-    __slots__ = ("_file",)
-
-    def __init__(self, file: _Descriptor) -> None:
-        self._file = file
-        file.holds += 1
-
-    @property
-    def path(self) -> str:
-        return self._file.path
-
-    @property
-    def size(self) -> int:
-        return self._file.size
-
-    def fileno(self) -> int:
-        return self._file.fd
-
-    def share(self) -> _Hold:
-        return _Hold(self._file)
-
-    def release(self) -> None:
-        self._file.let_go()
+            os.close(self.descriptor)
 
 
 @dataclass(slots=True)
@@ -87,7 +61,7 @@ class _Open:
     chunks are not read, where readers take that."""
 
     found: _Found
-    hold: _Hold
+    hold: HeldFile
     direct: bool
     chunks: int
     left: int
@@ -313,7 +287,7 @@ class FilesSource(Source):
             by_place = (
                 not direct and step >= BY_PLACE_MIN and cached * size >= BY_PLACE_CACHED * _stored(found)
             )
-            hold = _Hold(_Descriptor(fd, found.path, size))
+            hold = HeldFile(_Descriptor(found.path, fd, size))
             return _Open(found, hold, direct, chunks, chunks, by_place, holes)
         except BaseException:
             os.close(fd)
