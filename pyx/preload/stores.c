@@ -27,19 +27,31 @@ static struct demotion {
 #define FETCH(address) _mm_prefetch((const char *)(address), _MM_HINT_NTA)
 #define FENCE() _mm_sfence()
 
-static void stream_sse2(unsigned char *to, const unsigned char *from, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += LINE) {
-        const __m128i *source = (const __m128i *)(from + i);
-        __m128i *target = (__m128i *)(to + i);
-        FETCH(from + i + AHEAD);
-        __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
-        __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
-        _mm_stream_si128(target, a);
-        _mm_stream_si128(target + 1, b);
-        _mm_stream_si128(target + 2, c);
-        _mm_stream_si128(target + 3, d);
+/* One copy of lines for each way to store them. */
+#define COPY_SSE2(NAME, STORE)                                                              \
+    static void NAME(unsigned char *to, const unsigned char *from, size_t bytes) {          \
+        for (size_t i = 0; i < bytes; i += LINE) {                                          \
+            const __m128i *source = (const __m128i *)(from + i);                            \
+            __m128i *target = (__m128i *)(to + i);                                          \
+            FETCH(from + i + AHEAD);                                                        \
+            __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);           \
+            __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);       \
+            STORE(target, a);                                                               \
+            STORE(target + 1, b);                                                           \
+            STORE(target + 2, c);                                                           \
+            STORE(target + 3, d);                                                           \
+        }                                                                                   \
     }
-}
+
+#define COPY_AVX512(NAME, STORE)                                                            \
+    __attribute__((target("avx512f"))) static void NAME(unsigned char *to, const unsigned char *from, size_t bytes) { \
+        for (size_t i = 0; i < bytes; i += LINE) {                                          \
+            FETCH(from + i + AHEAD);                                                        \
+            STORE((__m512i *)(to + i), _mm512_loadu_si512(from + i));                       \
+        }                                                                                   \
+    }
+
+COPY_SSE2(stream_sse2, _mm_stream_si128)
 
 __attribute__((target("avx2"))) static void stream_avx2(unsigned char *to, const unsigned char *from, size_t bytes) {
     for (size_t i = 0; i < bytes; i += LINE) {
@@ -51,36 +63,11 @@ __attribute__((target("avx2"))) static void stream_avx2(unsigned char *to, const
     }
 }
 
-__attribute__((target("avx512f"))) static void stream_avx512(unsigned char *to, const unsigned char *from,
-                                                             size_t bytes) {
-    for (size_t i = 0; i < bytes; i += LINE) {
-        FETCH(from + i + AHEAD);
-        _mm512_stream_si512((__m512i *)(to + i), _mm512_loadu_si512(from + i));
-    }
-}
+COPY_AVX512(stream_avx512, _mm512_stream_si512)
 
 /* Not memcpy: of this much, the C library's stores past the caches, too. */
-static void keep_sse2(unsigned char *to, const unsigned char *from, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += LINE) {
-        const __m128i *source = (const __m128i *)(from + i);
-        __m128i *target = (__m128i *)(to + i);
-        FETCH(from + i + AHEAD);
-        __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
-        __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
-        _mm_store_si128(target, a);
-        _mm_store_si128(target + 1, b);
-        _mm_store_si128(target + 2, c);
-        _mm_store_si128(target + 3, d);
-    }
-}
-
-__attribute__((target("avx512f"))) static void keep_avx512(unsigned char *to, const unsigned char *from,
-                                                           size_t bytes) {
-    for (size_t i = 0; i < bytes; i += LINE) {
-        FETCH(from + i + AHEAD);
-        _mm512_store_si512((__m512i *)(to + i), _mm512_loadu_si512(from + i));
-    }
-}
+COPY_SSE2(keep_sse2, _mm_store_si128)
+COPY_AVX512(keep_avx512, _mm512_store_si512)
 
 /* Lines that leave. The bytes of the instructions, since older assemblers do not know them; both may be given any address
  * in the line, and neither waits for anything. */
