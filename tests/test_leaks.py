@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.inner_pytest import inner_pytest
 from tests.leaks import Holdings, Ledger
 
 
@@ -99,24 +100,14 @@ def test_adopted_things_are_no_leaks() -> None:
 
 def test_a_leaking_test_fails(tmp_path: Path) -> None:
     """The real conftest around a test that leaks, in a pytest of its own."""
-    root = Path(__file__).resolve().parent.parent
-    (tmp_path / "conftest.py").write_text(
-        "from tests.conftest import *\nfrom tests.conftest import _nothing_left, _settled_process\n"
-    )
-    (tmp_path / "test_it.py").write_text(
+    conftest = "from tests.conftest import *\nfrom tests.conftest import _nothing_left, _settled_process\n"
+    test = (
         "import os\n"
         "def test_clean(): pass\n"
         "def test_leaks(): os.open('/dev/null', os.O_RDONLY)\n"
         "def test_clean_again(): pass\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-q", tmp_path],
-        env={**os.environ, "PYTHONPATH": f"{root}:{root / '.pkg'}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = inner_pytest(tmp_path, conftest, test)
     assert run.returncode == 1, run.stdout + run.stderr
     assert "3 passed, 1 error" in run.stdout
     assert "left behind:" in run.stdout

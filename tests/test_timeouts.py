@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.inner_pytest import inner_pytest
 
 HANGING = """
 import asyncio, pytest, uvloop
@@ -31,20 +30,11 @@ def test_a_test_that_hangs_fails(tmp_path: Path) -> None:
     """The real conftest's hook around tests that hang, in a pytest of its own."""
     pytest.importorskip("uvloop")
     pytest.importorskip("pytest_timeout")
-    root = Path(__file__).resolve().parent.parent
-    (tmp_path / "conftest.py").write_text(
+    conftest = (
         "from tests import conftest\nfrom tests.conftest import pytest_timeout_set_timer\n"
         "conftest.AGAIN_SECONDS = 0.5\n"
     )
-    (tmp_path / "test_it.py").write_text(HANGING)
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-q", tmp_path],
-        env={**os.environ, "PYTHONPATH": f"{root}:{root / '.pkg'}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = inner_pytest(tmp_path, conftest, HANGING)
     assert run.returncode == 1, run.stdout + run.stderr
     assert "2 failed, 1 passed" in run.stdout
     assert run.stdout.count("OutOfTime: Timeout (>0.5s)") == 2

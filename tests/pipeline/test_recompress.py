@@ -164,16 +164,10 @@ def test_on_fuse(workdir: Path, tree: Path) -> None:
 
 
 @pytest.mark.s3
-def test_on_s3(workdir: Path, tree: Path, s3_bucket: str) -> None:
+def test_on_s3(workdir: Path, tree: Path, s3_bucket: str, client: Any) -> None:
     url = f"s3://{s3_bucket}/images"
     run(recompressed(url, f"{url}/i", tree, workdir / "r", nice=True))
-    import boto3
-
-    client = boto3.client("s3")
-    try:
-        assert len(client.list_objects_v2(Bucket=s3_bucket)["Contents"]) == 3
-    finally:
-        client.close()
+    assert len(client.list_objects_v2(Bucket=s3_bucket)["Contents"]) == 3
 
 
 def test_process_facts_are_kept(workdir: Path, tree: Path) -> None:

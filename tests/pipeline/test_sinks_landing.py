@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,6 @@ pytestmark = pytest.mark.s3
 
 CHUNK = 4 * MIB
 SETTINGS = ckptpipe.Settings(chunk_bytes=CHUNK, ring_bytes=8 * CHUNK, workers=2)
-
-
-@pytest.fixture
-def client(s3_bucket: str) -> Iterator[Any]:
-    import boto3
-
-    made = boto3.client("s3")
-    yield made
-    made.close()
 
 
 @pytest.fixture

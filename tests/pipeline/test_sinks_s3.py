@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ from tests.pipeline.runs import KIB, MIB, SMALL, TIGHT, run
 from tests.pipeline.trees import look, write
 
 pytestmark = pytest.mark.s3
-
-
-@pytest.fixture
-def client(s3_bucket: str) -> Iterator[Any]:
-    import boto3
-
-    made = boto3.client("s3")
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.certificates import make_certificates
+from tests.services.fault_proxy import FaultProxy
 from tests.services.process import ServiceMissing
 from tests.services.rclone import start_rclone
 from tests.services.s3_server import S3Server
@@ -60,3 +61,16 @@ def seaweedfs_tls(disk: Path) -> Iterator[S3Server]:
         pytest.skip(str(error))
     with server:
         yield server
+
+
+@pytest.fixture
+def credentials(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the http server, in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
+
+
+@pytest.fixture
+def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(seaweedfs.port) as made:
+        yield made

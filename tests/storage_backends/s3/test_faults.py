@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from tests.services.fault_proxy import SLOW_DOWN_BODY, Fault, FaultProxy, answer
 from tests.services.s3_server import S3Server
 from tests.storage_backends.s3.store import MIB, Store, boto, data_of, key_prefix, run, uploads
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.usefixtures("credentials")]
 
 DATA = data_of(1, 14 * MIB)
 PARTS: dict[str, Any] = {"part_bytes": 5 * MIB}
@@ -51,18 +51,6 @@ def check_retries(store: Store, fault: Fault) -> None:
     assert fault.seen == fault.times
     retries = store.backend.report().retries
     assert retries >= fault.times if stalls(fault) else retries == fault.times
-
-
-@pytest.fixture(autouse=True)
-def _credentials(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
-
-
-@pytest.fixture
-def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy(seaweedfs.port) as made:
-        yield made
 
 
 @pytest.mark.parametrize("loop_factory", _loops())

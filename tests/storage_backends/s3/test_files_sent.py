@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.services.fault_proxy import SLOW_DOWN_BODY, Fault, FaultProxy, answer
 from tests.services.s3_server import S3Server
 from tests.storage_backends.s3.store import MIB, Store, boto, data_of, key_prefix, run, uploads
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.usefixtures("credentials")]
 
 DATA = data_of(11, 14 * MIB)
 STEP = MIB
@@ -44,18 +43,6 @@ class File:
         self.holds -= 1
         if not self.holds:
             os.close(self.descriptor)
-
-
-@pytest.fixture(autouse=True)
-def _credentials(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
-
-
-@pytest.fixture
-def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy(seaweedfs.port) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from tests.services.fault_proxy import SLOW_DOWN_BODY, Fault, FaultProxy, answer
 from tests.services.s3_server import S3Server
 from tests.storage_backends.s3.store import MIB, Store, data_of, run
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.usefixtures("credentials")]
 
 DATA = data_of(2, 3 * MIB)
 START, NBYTES = 1001, 2 * MIB + 77
@@ -28,18 +28,6 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 loops = pytest.mark.parametrize(
     "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
 )
-
-
-@pytest.fixture(autouse=True)
-def _credentials(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
-
-
-@pytest.fixture
-def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy(seaweedfs.port) as made:
-        yield made
 
 
 async def land(

@@ -18,13 +18,7 @@ from tests.services.fault_proxy import Fault, FaultProxy, answer
 from tests.services.s3_server import S3Server
 from tests.storage_backends.s3.store import MIB, SLOT, Store, boto, data_of, key_prefix, run, uploads
 
-pytestmark = pytest.mark.s3
-
-
-@pytest.fixture(autouse=True)
-def _credentials(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret_key)
+pytestmark = [pytest.mark.s3, pytest.mark.usefixtures("credentials")]
 
 
 def download(server: S3Server, key: str) -> bytes:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,6 @@ pytestmark = pytest.mark.s3
 
 HERE = "http://127.0.0.1:9000"
 KEYS = {"AWS_ACCESS_KEY_ID": "KEY", "AWS_SECRET_ACCESS_KEY": "SECRET"}
-
-
-@pytest.fixture
-def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy(seaweedfs.port) as made:
-        yield made
 
 
 def by_sdk(options: S3Options) -> tuple[object, ...]:
