@@ -151,7 +151,7 @@ async def gc(
             items += await collect(
                 backend, older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes
             )
-        for name in await backend.children():
+        for name in await backend.children(unfinished=True):
             items += await collect(
                 backend.child(name), older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes
             )

@@ -24,6 +24,17 @@ DirectMode = Literal["auto", "on", "off"]
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
 NAME_MAX = 255  # bytes of one component (NAME_MAX of Linux file systems)
 TEMPORARY_PREFIX = ".tmp-"  # of files that `put_atomic` has not renamed yet; no object may be named so
+WRITE_PROBE = "write-probe"
+"""The name of the upload or temporary file by which `Backend.check` proves that it may write; never an object's."""
+
+
+def is_name(name: str) -> bool:
+    """Whether `check_name` takes it."""
+    try:
+        check_name(name)
+    except BadName:
+        return False
+    return True
 
 
 def check_name(name: str) -> str:
@@ -210,8 +221,9 @@ class Backend(ABC):
         """The backend of ``URL/name`` (for a striped URL, name under every directory). Shares the client."""
 
     @abstractmethod
-    async def children(self) -> builtins.list[str]:
-        """Sorted names one level down under which objects lie (the images of a container URL)."""
+    async def children(self, *, unfinished: bool = False) -> builtins.list[str]:
+        """Sorted names one level down under which objects lie (the images of a container URL); with ``unfinished``,
+        those too under which nothing but an incomplete upload lies. Names that `child` refuses are left out."""
 
     @abstractmethod
     async def create(self, name: str, *, lane: int = 0, size_hint: int = 0) -> ObjectWriter: ...

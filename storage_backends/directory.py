@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ckptpipe.pyx import files
-from ckptpipe.storage_backends.abc import NAME_PATTERN, TEMPORARY_PREFIX, check_name
+from ckptpipe.storage_backends.abc import NAME_PATTERN, TEMPORARY_PREFIX, WRITE_PROBE, check_name, is_name
 from ckptpipe.storage_backends.errors import (
     AccessDenied,
     NoSpace,
@@ -134,7 +134,7 @@ class Directory:
 
     def probe(self) -> None:
         """Prove that a file can be made and removed here (quotas, immutable flags, odd mounts)."""
-        name = f"{TEMPORARY_PREFIX}probe-{secrets.token_hex(8)}"
+        name = f"{TEMPORARY_PREFIX}{WRITE_PROBE}-{secrets.token_hex(8)}"
         with self._at("", name) as (folder, leaf), explained("create a file in", self.path):
             os.close(os.open(leaf, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _OPEN, FILE_MODE, dir_fd=folder))
             os.unlink(leaf, dir_fd=folder)
@@ -247,7 +247,7 @@ class Directory:
             except FileNotFoundError:
                 return []
         for name in names:
-            if not NAME_PATTERN.fullmatch(name):
+            if not is_name(name):
                 continue
             try:
                 with os.scandir(self.where(name)) as scan:

@@ -126,7 +126,7 @@ class LocalBackend(Backend):
     def _check_writable(self, directory: Directory) -> None:
         directory.check_writable()
 
-    async def children(self) -> builtins.list[str]:
+    async def children(self, *, unfinished: bool = False) -> builtins.list[str]:
         return await in_thread(self._children)
 
     def _children(self) -> builtins.list[str]:

@@ -107,7 +107,7 @@ class MemoryBackend(Backend):
         twin._writers = self._writers
         return twin
 
-    async def children(self) -> builtins.list[str]:
+    async def children(self, *, unfinished: bool = False) -> builtins.list[str]:
         below = (name.removeprefix(self._prefix) for name in self._names())
         return sorted({name.partition("/")[0] for name in below if "/" in name})
 

@@ -67,7 +67,7 @@ class NullBackend(Backend):
             f"{self.url}{separator}{check_name(name)}", self._context, self._budget, self.counts
         )
 
-    async def children(self) -> builtins.list[str]:
+    async def children(self, *, unfinished: bool = False) -> builtins.list[str]:
         return []
 
     async def create(self, name: str, *, lane: int = 0, size_hint: int = 0) -> ObjectWriter:

@@ -12,7 +12,7 @@ from ckptpipe.pipeline.image.layout import MANIFEST_NAME, lease_name, parse_obje
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest
 from ckptpipe.pipeline.image.seal import is_torn
 from ckptpipe.pipeline.result import DRY_RUN, GcItem
-from ckptpipe.storage_backends.abc import Backend, ObjectInfo, PendingUpload
+from ckptpipe.storage_backends.abc import WRITE_PROBE, Backend, ObjectInfo, PendingUpload
 from ckptpipe.storage_backends.errors import ObjectNotFound
 
 LEASE_TTL = 900.0
@@ -114,7 +114,7 @@ async def collect(
 
 def _is_loose(name: str) -> bool:
     """A temporary file or upload of ours that no save id stands in. Any other is somebody else's."""
-    return _TEMPORARY.sub("", name) in (MANIFEST_NAME, "probe")
+    return _TEMPORARY.sub("", name) in (MANIFEST_NAME, WRITE_PROBE)
 
 
 UNREADABLE = object()

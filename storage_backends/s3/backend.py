@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.abc import (
+    WRITE_PROBE,
     Backend,
     BackendContext,
     BackendReport,
@@ -18,6 +19,7 @@ from ckptpipe.storage_backends.abc import (
     ObjectWriter,
     PendingUpload,
     check_name,
+    is_name,
 )
 from ckptpipe.storage_backends.errors import EndpointUnreachable, ObjectNotFound, StorageError, StoreNotFound
 from ckptpipe.storage_backends.options import parse_options
@@ -31,13 +33,12 @@ from ckptpipe.storage_backends.s3.puts import Puts
 from ckptpipe.storage_backends.s3.ranged_get import RangedGet
 from ckptpipe.storage_backends.s3.see_through import see_through
 from ckptpipe.storage_backends.s3.small_object import SmallObjects
-from ckptpipe.storage_backends.s3.upload import abort_upload
+from ckptpipe.storage_backends.s3.upload import Upload, abort_upload
 from ckptpipe.storage_backends.s3.wires import Wires
 
 _CHECK_WITHIN = 20.0  # seconds
 _CHECK_TRIES = 2
 _LISTED_TOGETHER = 8
-_PROBE = "write-probe"  # the key of the upload that `check` begins and aborts; never an object
 
 
 class _Shared:
@@ -120,42 +121,44 @@ class S3Backend(Backend):
 
     async def _check_writing(self) -> None:
         """Begin an upload and abort it: proves the permission to write, and leaves nothing."""
-        client = self._shared.client
-        key = self._address.prefix + _PROBE
-
-        def parameters() -> dict[str, Any]:
-            checked = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
-            return {
-                "Bucket": self._address.bucket,
-                "Key": key,
-                **client.new_object(),
-                **(checked if client.facts.checksum is not False else {}),
-            }
-
-        answer = await client.call("create_multipart_upload", self.url, parameters, attempts=_CHECK_TRIES)
-        place = {"Bucket": self._address.bucket, "Key": key}
-        await abort_upload(client, place, answer["UploadId"], self.url)
+        client, puts = self._shared.client, self._shared.puts
+        key = self._address.prefix + WRITE_PROBE
+        probe = Upload(client, puts, self._address.bucket, key, self.url, attempts=_CHECK_TRIES)
+        try:
+            await probe.id()
+        finally:
+            await see_through(probe.abort())
 
     def child(self, name: str) -> Self:
         return type(self)(self._address.below(check_name(name)), self._shared)
 
-    async def children(self) -> builtins.list[str]:
-        found: set[str] = set()
+    async def children(self, *, unfinished: bool = False) -> builtins.list[str]:
+        names = await self._folders()
+        if not self._shared.client.is_aws:
+            names = await self._with_objects(names)
+        if unfinished:
+            keys = [item["Key"] async for item in self._uploads()]
+            names |= {_first_part(key, self._address.prefix) for key in keys}
+        return sorted(name for name in names if is_name(name))
+
+    async def _folders(self) -> set[str]:
+        """Names under which the store lists something; foreign ones too."""
         start = len(self._address.prefix)
+        found: set[str] = set()
         async for page in self._pages(""):
             for item in page.get("CommonPrefixes", ()):
                 found.add(item["Prefix"][start:].rstrip("/"))
-        names = sorted(name for name in found if name)
-        if self._shared.client.is_aws:
-            return names
-        # A store that lies on a file system lists folders from which every object was deleted.
+        return found
+
+    async def _with_objects(self, names: set[str]) -> set[str]:
+        """A store that lies on a file system lists folders from which every object was deleted."""
         gate = asyncio.Semaphore(_LISTED_TOGETHER)
         try:
             async with asyncio.TaskGroup() as group:
-                checks = [group.create_task(self._has_objects(name, gate)) for name in names]
+                checks = {name: group.create_task(self._has_objects(name, gate)) for name in names if name}
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        return [name for name, check in zip(names, checks, strict=True) if check.result()]
+        return {name for name, check in checks.items() if check.result()}
 
     async def _has_objects(self, name: str, gate: asyncio.Semaphore) -> bool:
         async with gate:
@@ -222,33 +225,37 @@ class S3Backend(Backend):
         """S3 has no directories."""
 
     async def pending(self) -> builtins.list[PendingUpload]:
-        client = self._shared.client
         start = len(self._address.prefix)
-        found: list[PendingUpload] = []
+        found = []
+        async for item in self._uploads(Delimiter="/"):
+            name = item["Key"][start:]
+            if name and "/" not in name:
+                found.append(PendingUpload(name, item["UploadId"], item["Initiated"].timestamp()))
+        return sorted(found, key=lambda upload: (upload.name, upload.token))
+
+    async def _uploads(self, **asked: str) -> AsyncIterator[dict[str, Any]]:
+        """Every incomplete upload whose key starts with the prefix."""
+        client = self._shared.client
         markers: dict[str, str] = {}
         while True:
             try:
                 page = await self._call(
-                    "list_multipart_uploads",
-                    self.url,
-                    {"Prefix": self._address.prefix, "Delimiter": "/", **markers},
+                    "list_multipart_uploads", self.url, {"Prefix": self._address.prefix, **asked, **markers}
                 )
             except StorageError as error:
                 if "NotImplemented" not in error.message:
                     raise
                 client.facts.lists_uploads = False
                 client.facts.note("the store does not list incomplete uploads: none can be found")
-                return []
+                return
             for item in page.get("Uploads", ()):
-                name = item["Key"][start:]
-                if name and "/" not in name:
-                    found.append(PendingUpload(name, item["UploadId"], item["Initiated"].timestamp()))
+                yield item
             following = {
                 "KeyMarker": page.get("NextKeyMarker", ""),
                 "UploadIdMarker": page.get("NextUploadIdMarker", ""),
             }
             if not page.get("IsTruncated") or following == markers or not following["KeyMarker"]:
-                return sorted(found, key=lambda upload: (upload.name, upload.token))
+                return
             markers = following
 
     async def discard(self, upload: PendingUpload) -> None:
@@ -309,3 +316,9 @@ class S3Backend(Backend):
             if not page.get("IsTruncated") or not token:
                 return
             more = {"ContinuationToken": token}
+
+
+def _first_part(key: str, prefix: str) -> str:
+    """The name of the child that the key lies in, "" where it lies in none."""
+    name, slash, _ = key.removeprefix(prefix).partition("/")
+    return name if slash else ""

@@ -47,6 +47,7 @@ class Facts:
     """What was learnt about the store, and what ran."""
 
     retries: int = 0
+    resent: int = 0  # requests sent once more over a fresh connection: the kept one broke without an answer
     checksum: bool | None = None  # does it take and confirm CRC32C? None: not known yet
     conditional: bool | None = None  # does it honour If-None-Match?
     lists_uploads: bool = True

@@ -30,13 +30,19 @@ class Sent:
 
 
 class Upload:
-    def __init__(self, client: S3Client, puts: Puts, bucket: str, key: str, what: str) -> None:
+    """``attempts``: how often a begin that gets no answer is sent, 0 for as often as the option says."""
+
+    def __init__(
+        self, client: S3Client, puts: Puts, bucket: str, key: str, what: str, *, attempts: int = 0
+    ) -> None:
         self._client = client
         self._puts = puts
         self._place = {"Bucket": bucket, "Key": key}
         self._what = what
+        self._attempts = attempts
         self._beginning: asyncio.Task[str] | None = None
         self._with_checksum = False
+        self._begun_twice = False  # perhaps: an answer was lost
 
     @property
     def begun(self) -> bool:
@@ -54,7 +60,12 @@ class Upload:
             self._with_checksum = self._client.facts.checksum is not False
             return {**self._place, **self._client.new_object(), **(checked if self._with_checksum else {})}
 
-        answer = await self._client.call("create_multipart_upload", self._what, parameters)
+        facts = self._client.facts
+        before = facts.retries + facts.resent
+        answer = await self._client.call(
+            "create_multipart_upload", self._what, parameters, attempts=self._attempts
+        )
+        self._begun_twice = facts.retries + facts.resent > before
         return str(answer["UploadId"])
 
     async def put(self, part: Part, crc32c: int) -> Sent:
@@ -72,7 +83,9 @@ class Upload:
         return Sent(part.number, part.nbytes, etag, crc32c)
 
     async def complete(self, parts: list[Sent], size: int, crc32c: int) -> None:
-        """Make the object of ``parts``. A second answer that nothing is there can mean that the first one,
+        """Make the object of ``parts``; no other upload of its key is left.
+
+        A second answer that nothing is there can mean that the first one,
         which was lost, was a success: then the object is looked at."""
         upload_id = await self.id()
 
@@ -104,6 +117,13 @@ class Upload:
             self._client.facts.note(
                 f"{self._what}: completed, though the store's answer was lost ({error.message})"
             )
+        if self._begun_twice:
+            try:
+                await self._abort_others()
+            except StorageError as error:
+                self._client.facts.note(
+                    f"{self._what}: begun twice, and one is left for gc ({error.message})"
+                )
 
     async def _is_there(self, parts: list[Sent], size: int, crc32c: int) -> bool:
         try:
@@ -134,9 +154,12 @@ class Upload:
         known = not self._beginning.cancelled() and self._beginning.exception() is None
         if known:
             await abort_upload(self._client, self._place, self._beginning.result(), self._what)
-        if not known or self._client.facts.retries:
-            for upload_id in await self._others():
-                await abort_upload(self._client, self._place, upload_id, self._what)
+        if not known or self._begun_twice:
+            await self._abort_others()
+
+    async def _abort_others(self) -> None:
+        for upload_id in await self._others():
+            await abort_upload(self._client, self._place, upload_id, self._what)
 
     async def _others(self) -> list[str]:
         if not self._client.facts.lists_uploads:

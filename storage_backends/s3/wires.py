@@ -54,6 +54,7 @@ class Wires:
                 if fresh:
                     raise
                 fresh = True
+                self._client.facts.resent += 1
             else:
                 return
 

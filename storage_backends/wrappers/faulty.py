@@ -172,9 +172,9 @@ class FaultyBackend(Backend):
     def child(self, name: str) -> Self:
         return type(self)(self.inner.child(name), self.faults)
 
-    async def children(self) -> builtins.list[str]:
+    async def children(self, *, unfinished: bool = False) -> builtins.list[str]:
         faults = await self.faults.meet("children")
-        found = await self.inner.children()
+        found = await self.inner.children(unfinished=unfinished)
         self.faults.after(faults)
         return found
 

@@ -92,8 +92,8 @@ class LimitBackend(Backend):
     def child(self, name: str) -> Self:
         return type(self)(self.inner.child(name), self.limit)
 
-    async def children(self) -> builtins.list[str]:
-        return await self.inner.children()
+    async def children(self, *, unfinished: bool = False) -> builtins.list[str]:
+        return await self.inner.children(unfinished=unfinished)
 
     async def create(self, name: str, *, lane: int = 0, size_hint: int = 0) -> ObjectWriter:
         return LimitWriter(await self.inner.create(name, lane=lane, size_hint=size_hint), self.limit)

@@ -97,8 +97,8 @@ class RetryBackend(Backend):
         twin._tally = self._tally
         return twin
 
-    async def children(self) -> builtins.list[str]:
-        return await self._again(lambda _: self.inner.children())
+    async def children(self, *, unfinished: bool = False) -> builtins.list[str]:
+        return await self._again(lambda _: self.inner.children(unfinished=unfinished))
 
     async def create(self, name: str, *, lane: int = 0, size_hint: int = 0) -> ObjectWriter:
         return await self._again(lambda _: self.inner.create(name, lane=lane, size_hint=size_hint))

@@ -134,6 +134,22 @@ def test_gc_removes_objects_and_uploads_of_crashed_saves(
     assert not any("busy" in key for key in keys(client, s3_bucket))
 
 
+def test_gc_takes_the_probe_of_a_killed_save(tree: Path, s3_bucket: str, client: Any) -> None:
+    """It is the first thing that a save writes: nothing else may lie at the image's URL, nor below the one above."""
+    url = f"s3://{s3_bucket}/x"
+    client.create_multipart_upload(Bucket=s3_bucket, Key="x/i/write-probe")
+    client.create_multipart_upload(Bucket=s3_bucket, Key="x/their folder/upload")
+    client.put_object(Bucket=s3_bucket, Key="x/their folder/object", Body=b"1")
+    young = run(ckptpipe.gc(url))
+    assert [(item.kind, item.removed) for item in young.items] == [("upload", False)]
+    assert "younger than" in young.items[0].kept_because
+    told = run(ckptpipe.gc(url, older_than=0))
+    assert [(item.where, item.removed) for item in told.items] == [(f"{url}/i/write-probe", True)]
+    uploads = client.list_multipart_uploads(Bucket=s3_bucket)["Uploads"]
+    assert [upload["Key"] for upload in uploads] == ["x/their folder/upload"]
+    assert run(ckptpipe.list_images(url)) == []
+
+
 def test_a_wrong_bucket_and_wrong_credentials_touch_nothing(
     workdir: Path, tree: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

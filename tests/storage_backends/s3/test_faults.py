@@ -107,6 +107,7 @@ def test_put(
     )
     with boto(seaweedfs) as client:
         assert client.get_object(Bucket=seaweedfs.bucket, Key=f"{prefix}object")["Body"].read() == DATA
+        assert uploads(client, seaweedfs, prefix) == []
 
 
 @pytest.mark.parametrize("loop_factory", _loops())
@@ -235,6 +236,34 @@ def test_complete_whose_answer_was_lost_is_a_success(seaweedfs: S3Server, proxy:
         assert await store.read("object", len(DATA)) == DATA
 
     run(seaweedfs, main, endpoint_url=proxy.endpoint_url, prefix="tests/complete", **PARTS)
+
+
+@pytest.mark.parametrize("what", ["lost once", "lost always", "cancelled"])
+def test_a_probe_whose_answer_was_lost_leaves_nothing(
+    what: str, seaweedfs: S3Server, proxy: FaultProxy
+) -> None:
+    async def main(store: Store) -> str:
+        begin = b"/write-probe?uploads"
+        if what == "cancelled":
+            stalled = proxy.add(Fault(begin, stall_answer_after=0))
+            checking = asyncio.create_task(store.backend.check(writing=True))
+            assert await asyncio.to_thread(stalled.struck.wait, 10)
+            checking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await checking
+        else:
+            lost = proxy.add(Fault(begin, lose_answer=True, times=1 if what == "lost once" else 9))
+            if what == "lost once":
+                await store.backend.check(writing=True)
+            else:
+                with pytest.raises(TransientError):
+                    await store.backend.check(writing=True)
+            assert lost.seen == 1 or what == "lost always"
+        return key_prefix(store.backend)
+
+    prefix = run(seaweedfs, main, endpoint_url=proxy.endpoint_url, stall_timeout=3.0)
+    with boto(seaweedfs) as client:
+        assert uploads(client, seaweedfs, prefix) == []
 
 
 def test_an_error_in_the_middle_of_a_part_ends_the_upload(seaweedfs: S3Server, proxy: FaultProxy) -> None:
