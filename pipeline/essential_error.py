@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -29,6 +28,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return
+    import asyncio  # a group comes of it: it is there
+
     found = [leaf for inner in error.exceptions for leaf in _leaves(inner)]
     real = [leaf for leaf in found if not isinstance(leaf, asyncio.CancelledError)]
     yield from real or found

@@ -15,23 +15,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ckptpipe.pipeline.errors import UsageError
+from ckptpipe.pipeline.interrupted import Interrupted
 
 T = TypeVar("T")
 Notice = Callable[[str], None]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal ended the run after everything was cleaned up. ``exit_code`` is 128 + the signal's number.
-
-    A KeyboardInterrupt, so that ``except Exception`` in a caller's script does not go on after Ctrl-C.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}; everything was cleaned up")
-        self.signal = signal.Signals(number)
-        self.exit_code = 128 + number
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptpipe.pipeline import build
+from ckptpipe.pipeline.blocking import blocking
 from ckptpipe.pipeline.codecs import parse_compress
 from ckptpipe.pipeline.context import graph_context
 from ckptpipe.pipeline.decoding import decoding_for_host, decoding_for_verify
@@ -305,3 +306,10 @@ def _encoded_by(
     settings = settings or Settings()
     allowed = allow_gpu_only or settings.allow_gpu_only
     return replace(settings, transform=transform or settings.transform, allow_gpu_only=allowed)
+
+
+save_blocking = blocking(save)
+run_graph_blocking = blocking(run_graph)
+restore_blocking = blocking(restore)
+verify_blocking = blocking(verify)
+copy_blocking = blocking(copy)

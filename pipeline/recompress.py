@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ckptpipe.pipeline.blocking import blocking
 from ckptpipe.pipeline.codecs import Encoding, parse_compress, parse_transform
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.decoding import decoding_for_host
@@ -166,3 +167,6 @@ def _left_alone(reader: ImageReader, source: ImageSource, context: GraphContext)
         sinks=[sink],
         facts=facts,
     )
+
+
+recompress_blocking = blocking(recompress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptpipe.pipeline.blocking import blocking
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageNotFound, UnsupportedImage
 from ckptpipe.pipeline.image.entries import StreamEntry
 from ckptpipe.pipeline.image.layout import MANIFEST_NAME
@@ -156,3 +157,9 @@ async def gc(
                 backend.child(name), older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes
             )
         return GcResult(backend.url, items)
+
+
+list_images_blocking = blocking(list_images)
+show_blocking = blocking(show)
+delete_blocking = blocking(delete)
+gc_blocking = blocking(gc)

@@ -96,22 +96,6 @@ def test_the_version_is_told_once() -> None:
     assert ckptpipe.__version__ == PROJECT["project"]["version"]
 
 
-def test_importing_needs_no_gpu_and_no_client() -> None:
-    """`import ckptpipe` is cheap: no S3 client, no CUDA, no YAML before they are needed."""
-    code = (
-        "import sys, ckptpipe; "
-        "print(*sorted(set(sys.modules) & {'aiobotocore', 'botocore', 'cuda', 'yaml', 'pydantic', 'rich'}))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".pkg")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.strip() == ""
-
-
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An sdist of a clean copy of the tree, and the wheel that pip builds from that sdist alone."""

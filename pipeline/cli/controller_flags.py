@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 from collections.abc import Awaitable, Callable
@@ -84,6 +83,8 @@ class ControllerFlags:
 async def _hold(session: Session, controller: Controller, error: BaseException) -> None:
     """Only this process can still save what is on the GPU: it must not end before that is recovered, also when
     the user asked it to."""
+    import asyncio
+
     from ckptpipe.pipeline.cli.failure import describe
 
     task = asyncio.current_task()

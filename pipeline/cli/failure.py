@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -13,7 +12,7 @@ import click
 from ckptpipe.pipeline.cli.text import clean
 from ckptpipe.pipeline.errors import ConfigError, ImageCorrupt
 from ckptpipe.pipeline.essential_error import EssentialError
-from ckptpipe.pipeline.loop import Interrupted
+from ckptpipe.pipeline.interrupted import Interrupted
 from ckptpipe.pyx.errors import CkptpipeError
 
 
@@ -91,6 +90,8 @@ def _describe_one(error: BaseException, also: tuple[str, ...]) -> Failure:
             "or take fewer --workers and --codec-threads"
         )
         return Failure(kind, "the system gives this process no more threads", 1, cure, also)
+    import asyncio  # here: a command that runs no loop need not wait for it
+
     if isinstance(error, asyncio.CancelledError):
         return Failure(kind, "the run was cancelled", 1, also=also)
     return Failure(

@@ -54,7 +54,7 @@ def serve(
     """
     from ckptpipe.pipeline.controller import server
     from ckptpipe.pipeline.controller.driver_actions import DriverActions
-    from ckptpipe.pipeline.loop import Interrupted
+    from ckptpipe.pipeline.interrupted import Interrupted
 
     def say(line: str) -> None:
         if not session.quiet:

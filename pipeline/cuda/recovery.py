@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptpipe.pipeline import build
+from ckptpipe.pipeline.blocking import blocking
 from ckptpipe.pipeline.context import GraphContext, graph_context
 from ckptpipe.pipeline.cuda import eviction, open_operations
 from ckptpipe.pipeline.cuda.choice import require_checkpoints
@@ -327,3 +328,6 @@ def _nothing_to_do(state: ProcessState, record: CheckpointRecord | None) -> str:
         f"{state.meaning}. The driver gave that memory to {holder} alone, which does not hold it any more: "
         "nobody can read or complete the operation now"
     )
+
+
+recover_blocking = blocking(recover)

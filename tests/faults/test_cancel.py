@@ -17,7 +17,7 @@ from tests.pipeline.trees import look, write
 SCRIPT = """
 import os, sys, threading
 import ckptpipe
-from ckptpipe.pipeline.loop import Interrupted
+from ckptpipe.pipeline.interrupted import Interrupted
 
 kind, source, *places = sys.argv[1:]
 told = False

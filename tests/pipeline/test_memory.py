@@ -18,7 +18,7 @@ ENOUGH = 40_000_000
 
 SCRIPT = """
 import sys, ckptpipe
-from ckptpipe.pipeline.loop import Interrupted
+from ckptpipe.pipeline.interrupted import Interrupted
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.sinks import image
 from ckptpipe.storage_backends.wrappers.limit import LimitBackend, RateLimit

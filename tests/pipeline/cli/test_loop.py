@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ckptpipe.pipeline.errors import UsageError
-from ckptpipe.pipeline.loop import SIGNALS, Interrupted, run
+from ckptpipe.pipeline.interrupted import Interrupted
+from ckptpipe.pipeline.loop import SIGNALS, run
 
 
 def dispositions() -> list[Any]:

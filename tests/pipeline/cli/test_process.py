@@ -177,15 +177,3 @@ def test_a_terminal_gets_a_bar(workdir: Path) -> None:
     assert "1.0 MiB of 1.0 MiB (100 %)" in text
     assert text.index("1.0 MiB of 1.0 MiB") < text.index("saved x")
     assert "\x1b[?25h" in text  # the cursor is back
-
-
-def test_help_is_fast_to_import() -> None:
-    """Neither the S3 client nor YAML nor rich is loaded for a help text."""
-    script = (
-        "import sys\n"
-        "from ckptpipe.pipeline.cli.exit import run\n"
-        "run(['save', '--help'])\n"
-        "print(sorted({'aiobotocore', 'botocore', 'yaml', 'pydantic', 'rich'} & set(sys.modules)), file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr == "[]\n"
