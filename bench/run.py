@@ -32,20 +32,22 @@ BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
     "compress_choice": compress_choice.measure,
     "deflate_restore": deflate_restore.measure,
 }
-ON_A_GPU = (
-    "gpu",
-    "gpu_load",
-    "gpu_start",
-    "gpu_launch",
-    "gpu_launch_workers",
-    "gpu_launch_pages",
-    "gpu_launch_save",
-    "gpu_launch_early",
-    "gpu_launch_refill",
-    "gpu_codec",
-    "gpu_compress",
-)
-"""Run by hand on a machine with a GPU; their answers are gathered with the others."""
+BY_HAND: Mapping[str, str] = {
+    "launch_pieces": "launch_pieces",
+    "gpu": "gpu",
+    "gpu_load": "gpu_load grid",
+    "gpu_start": "gpu_load start",
+    "gpu_launch": "gpu_launch --only speed",
+    "gpu_launch_workers": "gpu_launch --only workers",
+    "gpu_launch_ways": "gpu_launch_workers",
+    "gpu_launch_pages": "gpu_launch --only pages",
+    "gpu_launch_save": "gpu_launch --only save",
+    "gpu_launch_early": "gpu_launch --only early",
+    "gpu_launch_refill": "gpu_launch --only refill",
+    "gpu_codec": "gpu_codec",
+    "gpu_compress": "gpu_compress",
+}
+"""Answers and what makes them, mostly on a machine with a GPU; they are gathered with the others."""
 HEAD = """# Results
 
 Written by `make bench`; bench/README.md has the method. Compare figures within one table: its rows were
@@ -55,23 +57,23 @@ measured in turns in one run, and another machine, or another hour on a shared o
 
 def results(answers: Mapping[str, Mapping[str, Any]]) -> str:
     """The text of RESULTS.md from what each benchmark wrote as JSON."""
-    return "\n".join(
-        [HEAD, *(section(answers[name]) for name in (*BENCHMARKS, *ON_A_GPU) if name in answers)]
-    )
+    return "\n".join([HEAD, *(section(answers[name]) for name in (*BENCHMARKS, *BY_HAND) if name in answers)])
 
 
 def section(answer: Mapping[str, Any]) -> str:
-    machine = answer["machine"]
+    name, machine = answer["name"], answer["machine"]
     rows = answer["rows"]
     table = Table(tuple(rows[0]) if rows else (), answer["formats"])
     for row in rows:
         table.add(*row.values())
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
-    parameters = ", ".join(f"{name} {value}" for name, value in answer["parameters"].items())
+    packages = ", ".join(
+        f"{package} {version}" for package, version in machine["packages"].items() if version
+    )
+    parameters = ", ".join(f"{key} {value}" for key, value in answer["parameters"].items())
     return "\n".join(
         [
             f"## {answer['question']}\n",
-            f"`python -m bench.{answer['name']}`, {answer['date']}, commit {machine['commit'] or 'unknown'}: "
+            f"`python -m bench.{BY_HAND.get(name, name)}`, {answer['date']}, commit {machine['commit'] or 'unknown'}: "
             f"{machine['processor']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB, "
             f"Linux {machine['kernel']}, Python {machine['python']}, {packages}. {parameters}.\n",
             table.markdown(),

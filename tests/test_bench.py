@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -108,6 +109,34 @@ def test_results_has_a_section_for_each_answer() -> None:
     assert "| fio  |    - |" in text
     assert "- a note" in text
     assert "size 3" in text
+
+
+def answers_of(path: Path) -> set[object]:
+    """Names of the answers that a file of benchmarks makes."""
+    place = {"Answer": 0, "variants": 1}
+    calls = [
+        (node.args, place[node.func.id])
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in place
+    ]
+    named = [given[at] for given, at in calls]
+    return {name.value for name in named if isinstance(name, ast.Constant)}
+
+
+def test_results_gathers_every_answer() -> None:
+    folder = Path(run.__file__).parent
+    made = {name for path in folder.glob("*.py") for name in answers_of(path)}
+    assert {"nvme_vs_fio", "gpu_launch_ways", "gpu_launch_pages"} <= made
+    assert made == {*run.BENCHMARKS, *run.BY_HAND}
+    for command in run.BY_HAND.values():
+        assert (folder / f"{command.split()[0]}.py").is_file(), command
+
+
+def test_results_names_what_made_an_answer() -> None:
+    table = Table(("what", "n"))
+    table.add("x", 1)
+    text = run.results({"gpu_launch_ways": Answer("gpu_launch_ways", "Which way?", table, {}).as_json()})
+    assert "## Which way?" in text and "`python -m bench.gpu_launch_workers`" in text
 
 
 def test_publish_writes_json(
