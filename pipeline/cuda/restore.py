@@ -6,33 +6,24 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from ckptpipe.pipeline.context import GraphContext, Meter
-from ckptpipe.pipeline.cuda import eviction, open_operations
-from ckptpipe.pipeline.cuda.choice import candidates, require_checkpoints, shown
-from ckptpipe.pipeline.cuda.device_map import GpuUnsuitable, check_free_memory, parse_device_map, plan_gpus
+from ckptpipe.pipeline.context import Meter
+from ckptpipe.pipeline.cuda import open_operations
+from ckptpipe.pipeline.cuda.choice import require_checkpoints, shown
+from ckptpipe.pipeline.cuda.device_map import parse_device_map
 from ckptpipe.pipeline.cuda.driver import CudaDriver, borrowed
-from ckptpipe.pipeline.cuda.early_start import restore_early
 from ckptpipe.pipeline.cuda.errors import TargetError
-from ckptpipe.pipeline.cuda.gpu_decoding import leave_to_cpu, plan_decoding
-from ckptpipe.pipeline.cuda.links import Links
-from ckptpipe.pipeline.cuda.live_image import verify_live_image
-from ckptpipe.pipeline.cuda.loading import loadable
 from ckptpipe.pipeline.cuda.outcome import settle_failure
 from ckptpipe.pipeline.cuda.process_facts import SavedProcess, check_same, saved_processes
-from ckptpipe.pipeline.cuda.put_back import put_back
-from ckptpipe.pipeline.cuda.save import add_facts, checked_pids, restore_all
+from ckptpipe.pipeline.cuda.restoration import Restoration
+from ckptpipe.pipeline.cuda.save import add_facts, checked_pids
 from ckptpipe.pipeline.cuda.session import CUSTOM, ProcessSession
 from ckptpipe.pipeline.cuda.states import ProcessState
-from ckptpipe.pipeline.cuda.target import while_alive
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.graph_run import read_result
-from ckptpipe.pipeline.image.reader import ImageReader
 from ckptpipe.pipeline.opening import Options, reading
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, RunFacts
 from ckptpipe.pipeline.settings import Settings
-from ckptpipe.pipeline.sources.image import Counts
-from ckptpipe.storage_backends.shielded import shielded
 
 EXITED = (
     "restore it into the process that was saved; one that has exited needs its CPU side back first (CRIU)"
@@ -73,12 +64,11 @@ async def restore_processes(
                 sessions.append(session)
                 check_same(process, session)
                 await _check_restorable(session)
+            restoration = Restoration(cuda, context, reader, saved, sessions, mapped, progress)
             if saved[0].capture == CUSTOM:
-                counts = await _from_custom_storage(cuda, context, sessions, saved, reader, mapped, progress)
+                counts = await restoration.from_custom_storage()
             else:
-                counts = await _from_driver_image(
-                    cuda, context, sessions, saved, reader, mapped, early_start, progress
-                )
+                counts = await restoration.from_driver_image(early_start=early_start)
         except BaseException as error:
             failure = await settle_failure(sessions, error, restore=False, images=(reader.url,))
             raise failure from failure.__cause__
@@ -117,101 +107,3 @@ async def _check_restorable(session: ProcessSession) -> None:
         pid=session.pid,
         cure=state.way_back(session.pid) or "its checkpoint is over: there is nothing to restore",
     )
-
-
-async def _from_custom_storage(
-    cuda: CudaDriver,
-    context: GraphContext,
-    sessions: Sequence[ProcessSession],
-    saved: Sequence[SavedProcess],
-    reader: ImageReader,
-    mapped: Mapping[str, str],
-    progress: ProgressCallback | None,
-) -> Counts:
-    again = [session for session in sessions if session.operation is not None]
-    if again and mapped:
-        raise UsageError(
-            f"{again[0]} is RESTORING already, onto the GPUs that were chosen then",
-            cure="leave out --device-map",
-        )
-    gpus, pairs = await plan_gpus(cuda, saved, mapped)
-    if again:
-        gpus = list({gpu.uuid: gpu for gpu in [*gpus, *(m.gpu for s in again for m in s.memory)]}.values())
-    for session in sessions:
-        session.gpus = session.gpus or tuple(gpus)
-        await session.retain(tuple(gpus))
-    async with Links(cuda) as links:
-        await links.open(context, gpus)
-        loads = (await loadable(reader)).some
-        if loads:
-            await links.open_loaders(context)
-        # Before free memory is looked at: it takes some.
-        decoding = await plan_decoding(links, context, reader, loads=loads)
-        waiting = [
-            process for process, session in zip(saved, sessions, strict=True) if session.operation is None
-        ]
-        try:
-            await check_free_memory(cuda, waiting, mapped, context.gpu_scratch_bytes)
-        except GpuUnsuitable as error:
-            without = await leave_to_cpu(links, context, reader, error)
-            if without is None:
-                raise
-            decoding = without
-            await check_free_memory(cuda, waiting, mapped)
-        for session in sessions:
-            session.start_pause()
-        return await shielded(
-            put_back(sessions, reader, context, links, pairs=pairs, decoding=decoding, progress=progress)
-        )
-
-
-async def _from_driver_image(
-    cuda: CudaDriver,
-    context: GraphContext,
-    sessions: Sequence[ProcessSession],
-    saved: Sequence[SavedProcess],
-    reader: ImageReader,
-    mapped: Mapping[str, str],
-    early_start: bool,
-    progress: ProgressCallback | None,
-) -> Counts:
-    """The image is in each process's own memory or pool still: compare it, bring back what was evicted of it, then
-    let the driver restore from it."""
-    _, pairs = await plan_gpus(cuda, saved, mapped)
-    devices = await cuda.devices()
-    for session in sessions:
-        session.gpus = candidates(session, devices)
-        if session.evicted:
-            await eviction.reached(session)
-        elif session.pooled:
-            await session.find_pool()
-        assert session.record is not None
-        if session.pool is None or len(session.record.mappings) > len(session.pooled):
-            session.target.require_readable()
-    targets = [session.target for session in sessions]
-    counts = await while_alive(targets, verify_live_image(sessions, reader, context))
-    if evicted := [session for session in sessions if session.evicted]:
-        for session in evicted:
-            session.touched = True
-        # A driver that was asked before may still be at it: it gets a whole image, not one that is fed to it in step.
-        begun = any(eviction.is_being_restored(session) for session in evicted)
-        if early_start and len(evicted) == len(sessions) and not begun:
-            for session in sessions:
-                session.start_pause()
-            arrived = await shielded(restore_early(sessions, pairs, reader, context, progress))
-            return _together(counts, arrived)
-        arrived = await while_alive(targets, eviction.refill(evicted, reader, context, progress))
-        counts = _together(counts, arrived)
-    for session in sessions:
-        session.start_pause()
-    await shielded(restore_all(sessions, pairs))
-    return counts
-
-
-def _together(compared: Counts, arrived: Counts) -> Counts:
-    compared.chunks += arrived.chunks
-    compared.zero_chunks += arrived.zero_chunks
-    for backend, chunks in arrived.decoded_by.items():
-        compared.count_decoded(backend, chunks)
-    compared.stored_bytes += arrived.stored_bytes
-    return compared
