@@ -9,7 +9,6 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptpipe.pipeline.chunk import Chunk
@@ -19,10 +18,12 @@ from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import RestoreConflict, SaveFailed
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.names import relative_path, unescape
+from ckptpipe.pipeline.open_files import open_error, room_for_files
 from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
-from ckptpipe.pipeline.sources.abc import Source, Stream
+from ckptpipe.pipeline.sinks.targets import OpenTargets, Target
+from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pyx.copy import data_ranges
 from ckptpipe.pyx.errors import io_error
 from ckptpipe.pyx.files import free_space, openat2, rename_noreplace
@@ -35,18 +36,6 @@ STAGING_PREFIX = ".ckptpipe-restore-"
 WRITERS = 8  # chunks written side by side
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 PERMISSIONS = 0o777  # set-id and sticky bits are never restored
-
-
-@dataclass(slots=True)
-class _Target:
-    """One file being restored: under its staging name until `commit`."""
-
-    stream: Stream
-    staged: str
-    path: bytes  # below the directory
-    chunks: int
-    fd: int = -1
-    direct: bool = False
 
 
 class FilesSink(Sink):
@@ -71,7 +60,8 @@ class FilesSink(Sink):
         self._staging = -1
         self._staging_name = ""
         self._made_root: list[Path] = []
-        self._targets: list[_Target] = []
+        self._targets: list[Target] = []
+        self._open = OpenTargets(WRITERS, self._open_target, self._where)
         self._undo_steps: list[Callable[[], None]] = []
         self._direct_files = 0
 
@@ -138,11 +128,12 @@ class FilesSink(Sink):
             self._staging = os.open(self._staging_name, flags, dir_fd=self._root)
             fcntl.flock(self._staging, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise io_error(error.errno or errno.EIO, "create files in", self.url) from error
+            raise open_error(error, "create files in", self.url) from error
+        self._open = OpenTargets(max(WRITERS, room_for_files()), self._open_target, self._where)
         step = self._context.chunk_bytes
         for position, stream in enumerate(self._source.streams):
             chunks = -(-stream.nbytes // step)
-            self._targets.append(_Target(stream, str(position), relative_path(stream.name), chunks))
+            self._targets.append(Target(stream, str(position), relative_path(stream.name), chunks))
 
     async def run(self, edge: Edge) -> None:
         async def write() -> None:
@@ -158,24 +149,25 @@ class FilesSink(Sink):
             if target.chunks:
                 raise SaveFailed(f"{self.url}: stream {target.stream.name} lacks {target.chunks} chunks")
             if target.stream.nbytes == 0:
-                await self._open(target)
                 await self._close(target)
 
     async def landing(self, stream: int, number: int, nbytes: int) -> Landing | None:
-        """None for a file that is written past the page cache, which takes whole slots, and for one that was sparse,
-        in which holes are left."""
+        """None for a file that is written past the page cache, which takes whole slots, for one that was sparse, in
+        which holes are left, and where too many files are waited for already."""
         target = self._targets[stream]
-        if target.stream.sparse:
+        if target.stream.sparse or target.direct or not self._open.has_room(target):
             return None
-        await self._open(target)
+        await self._open.hold(target)
         if target.direct:
+            self._open.let_go(target)
             return None
+        target.landing.add(number)
         return Landing(nbytes, target.fd, number * self._context.chunk_bytes, self._where(target))
 
     async def _write(self, chunk: Chunk) -> None:
         target = self._targets[chunk.stream]
         if chunk.lease is not None:
-            await self._open(target)
+            await self._open.hold(target)
             path = self._where(target)
             start = chunk.number * self._context.chunk_bytes
             for at, nbytes in await self._ranges(target, chunk):
@@ -183,12 +175,15 @@ class FilesSink(Sink):
                 size = padded(nbytes) if target.direct else nbytes
                 with chunk.lease.slice(at, size) as part:
                     await self._context.io.write(target.fd, part, size, start + at, path)
+            self._open.let_go(target)
+        if chunk.number in target.landing:
+            target.landing.remove(chunk.number)
+            self._open.let_go(target)
         target.chunks -= 1
         if target.chunks == 0:
-            await self._open(target)  # all zeros: not opened so far
             await self._close(target)
 
-    async def _ranges(self, target: _Target, chunk: Chunk) -> list[tuple[int, int]]:
+    async def _ranges(self, target: Target, chunk: Chunk) -> list[tuple[int, int]]:
         """What of the chunk is written: all of it, or, of a file that was sparse, its pages with data."""
         if not target.stream.sparse:
             return [(0, chunk.raw_bytes)]
@@ -196,46 +191,45 @@ class FilesSink(Sink):
         with memoryview(chunk.lease) as view, view[: chunk.raw_bytes] as raw:
             return await in_thread(data_ranges, raw, 4096)
 
-    async def _open(self, target: _Target) -> None:
-        if target.fd < 0:
-            fd = await in_thread(self._create, target, undo=os.close)
-            if target.fd < 0:
-                target.fd = fd
-            else:
-                os.close(fd)  # another chunk of the file was quicker
-
-    def _create(self, target: _Target) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    def _open_target(self, target: Target) -> int:
+        """Make it, the first time."""
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DIRECT if target.direct else 0)
+        flags |= 0 if target.made else os.O_CREAT
         try:
             fd = os.open(target.staged, flags, 0o600, dir_fd=self._staging)
         except OSError as error:
-            raise io_error(error.errno or errno.EIO, "create", self._where(target)) from error
-        where, nbytes = self._where(target), target.stream.nbytes
+            raise open_error(error, "open" if target.made else "create", self._where(target)) from error
         try:
-            os.ftruncate(fd, nbytes)
-            wanted = self._context.settings.target_direct
-            why_not = take_direct(fd, os.path.join(self.url, self._staging_name), wanted, nbytes)
-            if why_not and wanted == "on":
-                raise RestoreConflict(
-                    f"{where} cannot be written with direct I/O: {why_not}", cure="set target_direct to auto"
-                )
-            target.direct = not why_not
-            if target.direct and not target.stream.sparse:
-                _preallocate(fd, nbytes)
+            if not target.made:
+                self._make(target, fd)
         except OSError as error:
             os.close(fd)
-            raise io_error(error.errno or errno.EIO, "make room for", where) from error
+            raise io_error(error.errno or errno.EIO, "make room for", self._where(target)) from error
         except BaseException:
             os.close(fd)
             raise
         return fd
 
-    async def _close(self, target: _Target) -> None:
-        await in_thread(self._finish_file, target)
+    def _make(self, target: Target, fd: int) -> None:
+        nbytes, wanted = target.stream.nbytes, self._context.settings.target_direct
+        os.ftruncate(fd, nbytes)
+        why_not = take_direct(fd, os.path.join(self.url, self._staging_name), wanted, nbytes)
+        if why_not and wanted == "on":
+            raise RestoreConflict(
+                f"{self._where(target)} cannot be written with direct I/O: {why_not}",
+                cure="set target_direct to auto",
+            )
+        target.direct = not why_not
+        if target.direct and not target.stream.sparse:
+            _preallocate(fd, nbytes)
+        target.made = True
 
-    def _finish_file(self, target: _Target) -> None:
-        stream, fd = target.stream, target.fd
-        target.fd = -1
+    async def _close(self, target: Target) -> None:
+        await self._open.hold(target)  # one of zeros alone was not opened so far
+        await in_thread(self._finish_file, target, self._open.take(target))
+
+    def _finish_file(self, target: Target, fd: int) -> None:
+        stream = target.stream
         try:
             if target.direct:
                 os.ftruncate(fd, stream.nbytes)
@@ -249,7 +243,7 @@ class FilesSink(Sink):
             except OSError as error:
                 raise io_error(error.errno or errno.EIO, "close", self._where(target)) from error
 
-    def _where(self, target: _Target) -> str:
+    def _where(self, target: Target) -> str:
         return os.path.join(self.url, os.fsdecode(target.path))
 
     def _make_root(self) -> None:
@@ -358,11 +352,9 @@ class FilesSink(Sink):
         await shielded(in_thread(self._leave))
 
     async def abort(self) -> None:
-        for target in self._targets:
-            if target.fd >= 0:
-                await self._context.io.drain(target.fd)
-                os.close(target.fd)
-                target.fd = -1
+        for target in self._open.left():
+            await self._context.io.drain(target.fd)
+            os.close(self._open.take(target))
         await shielded(in_thread(self._undo))
 
     def _undo(self) -> None:
@@ -430,7 +422,7 @@ class _Parent:
                     f"{where} is a symbolic link or no directory: nothing is written through it",
                     cure="remove it, or restore into an empty directory",
                 ) from error
-            raise io_error(error.errno or errno.EIO, "open", where) from error
+            raise open_error(error, "open", where) from error
         return self._fd
 
     def __exit__(self, *exc: object) -> None:

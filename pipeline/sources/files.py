@@ -18,9 +18,9 @@ from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import SourceChanged, SourceError, UsageError
 from ckptpipe.pipeline.image.entries import TreeEntry
 from ckptpipe.pipeline.image.names import check_path, escape, file_stream
+from ckptpipe.pipeline.open_files import open_error, room_for_files
 from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.sources.abc import Source, Stream, fillers, scanned_chunk, zero_chunk
-from ckptpipe.pyx.errors import io_error
 from ckptpipe.pyx.files import seek_data_ranges
 from ckptpipe.storage_backends.filesystems import cached_share
 from ckptpipe.storage_backends.held_file import HeldFile
@@ -42,16 +42,19 @@ class _Found:
 
 @dataclass(slots=True)
 class _Descriptor:
-    """Of one file, closed when nobody holds it any more."""
+    """Of one file, closed when nobody holds it any more. ``placed``: of the files whose chunks go on by their place,
+    those that are open."""
 
     path: str
     descriptor: int
     size: int
+    placed: set[int]
     holds: int = 0
 
     def let_go(self) -> None:
         self.holds -= 1
         if self.holds == 0:
+            self.placed.discard(self.descriptor)
             os.close(self.descriptor)
 
 
@@ -91,11 +94,14 @@ class FilesSource(Source):
         self._skipped: list[str] = []
         self._opened: list[_Open] = []
         self._direct_files = 0
+        self._placed: set[int] = set()  # descriptors of files whose chunks go on by their place
+        self._most_placed = 0
 
     async def open(self, context: GraphContext) -> None:
         self._context = context
         await in_thread(self._scan)
         self.total_bytes = sum(stream.nbytes for stream in self.streams)
+        self._most_placed = room_for_files()
         self._work = iter(self._found)
         self._current: _Open | None = None
         self._lock = asyncio.Lock()
@@ -268,7 +274,7 @@ class FilesSource(Source):
                 f"{found.path} disappeared before it was read", cure="save when nothing writes there"
             ) from error
         except OSError as error:
-            raise io_error(error.errno or errno.EIO, "open", found.path) from error
+            raise open_error(error, "open", found.path) from error
         try:
             self._check_unchanged(fd, found)
             if found.seen.st_size == 0 and os.pread(fd, 1, 0):
@@ -284,10 +290,16 @@ class FilesSource(Source):
             cached = cached_share(fd, size) if size >= DIRECT_MIN or step >= BY_PLACE_MIN else 0.0
             direct = self._turn_direct(fd, found, cached)
             self._direct_files += direct
+            # Such a file stays open until its chunks are stored, which can be long after the next ones were opened.
             by_place = (
-                not direct and step >= BY_PLACE_MIN and cached * size >= BY_PLACE_CACHED * _stored(found)
+                not direct
+                and step >= BY_PLACE_MIN
+                and cached * size >= BY_PLACE_CACHED * _stored(found)
+                and len(self._placed) < self._most_placed
             )
-            hold = HeldFile(_Descriptor(found.path, fd, size))
+            if by_place:
+                self._placed.add(fd)
+            hold = HeldFile(_Descriptor(found.path, fd, size, self._placed))
             return _Open(found, hold, direct, chunks, chunks, by_place, holes)
         except BaseException:
             os.close(fd)
@@ -305,23 +317,10 @@ class FilesSource(Source):
         return not why_not
 
     def _check_unchanged(self, fd: int, found: _Found) -> None:
-        now, seen = os.fstat(fd), found.seen
-        changes = []
-        if now.st_ino != seen.st_ino or now.st_dev != seen.st_dev:
-            changes.append("was replaced")
-        elif now.st_nlink == 0:
-            changes.append("was deleted")
-        elif now.st_size != seen.st_size:
-            verb = "shrank" if now.st_size < seen.st_size else "grew"
-            changes.append(f"{verb} from {seen.st_size} to {now.st_size} bytes")
-        elif now.st_mtime_ns != seen.st_mtime_ns:
-            changes.append("was written to")
-        elif now.st_ctime_ns != seen.st_ctime_ns:
-            # Of who writes and then sets the time back, as `rsync --times --inplace` does. A changed mode looks the same.
-            changes.append("was changed (its content, mode, owner or times)")
-        if changes:
+        change = _change(found, os.fstat(fd))
+        if change:
             raise SourceChanged(
-                f"{found.path} {changes[0]} while it was saved", cure="save when nothing writes to it"
+                f"{found.path} {change} while it was saved", cure="save when nothing writes to it"
             )
 
     async def _close(self, file: _Open) -> None:
@@ -350,6 +349,30 @@ class FilesSource(Source):
         if self._direct_files:
             notes.append(f"{self._direct_files} of {len(self._found)} source files read with direct I/O")
         return notes
+
+
+def _change(found: _Found, now: os.stat_result) -> str:
+    """What became of the file since the walk; "" where it is what it was. ``now``: of its descriptor."""
+    seen = found.seen
+    if not os.path.samestat(now, seen):
+        return "was replaced by another file"
+    if now.st_ctime_ns == seen.st_ctime_ns and now.st_size == seen.st_size and now.st_nlink:
+        return ""
+    try:
+        # Who saves by writing a new file and renaming it leaves the old one as it is, and without its name.
+        if not os.path.samestat(os.stat(found.path), seen):
+            return "was replaced by another file"
+    except FileNotFoundError:
+        return "was renamed or deleted" if now.st_nlink else "was deleted"
+    except OSError as error:
+        return f"cannot be looked at any more ({error.strerror})"
+    if now.st_size != seen.st_size:
+        verb = "shrank" if now.st_size < seen.st_size else "grew"
+        return f"{verb} from {seen.st_size} to {now.st_size} bytes"
+    if now.st_mtime_ns != seen.st_mtime_ns:
+        return "was written to"
+    # Of who writes and then sets the time back, as `rsync --times --inplace` does. A changed mode looks the same.
+    return "was changed (its content, mode, owner or times)"
 
 
 def _stored(found: _Found) -> int:

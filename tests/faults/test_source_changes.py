@@ -40,7 +40,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "shrinks": (lambda path: os.truncate(path, 1000), "shrank"),
     "grows": (grow, "grew"),
     "is deleted": (Path.unlink, "was deleted"),
-    "is replaced": (replace, "was (deleted|replaced)"),
+    "is replaced": (replace, "was replaced by another file"),
     "is written to": (rewrite, "was written to"),
     "is written to, its time set back": (rewrite_and_hide_it, r"was changed \(its content"),
 }

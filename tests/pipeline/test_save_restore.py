@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import resource
 from pathlib import Path
 
 import crc32c as other_crc32c
@@ -301,29 +300,6 @@ async def main_and_read(main: object, tree: Path, disks: list[Path], workdir: Pa
     assert streams["files/weights.bin"] == (tree / "weights.bin").read_bytes()
     await ckptpipe.delete(saved.sinks[0].image_url)
     await main()  # type: ignore[operator]
-
-
-def test_a_restore_of_more_files_than_may_be_open(workdir: Path) -> None:
-    """Each file's chunks lie on both stripes: its file is open until both have been read."""
-    tree = workdir / "tree"
-    for number in range(160):
-        write(tree / f"f{number:03}", random.Random(number).randbytes(512 * KIB - 1))
-    settings = ckptpipe.Settings(chunk_bytes=256 * KIB, ring_bytes=2 * MIB)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    async def main() -> None:
-        url = f"nvme:{workdir}/a,{workdir}/b"
-        sink = ckptpipe.SinkSpec(url, options={"lanes": 2})
-        saved = await ckptpipe.save(tree, to=sink, name="i", settings=settings)
-        assert saved.sinks[0].objects == 4
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 90, limits[1]))
-        try:
-            await ckptpipe.restore(saved.sinks[0].image_url, to=workdir / "r", settings=settings)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-    run(main())
-    assert look(workdir / "r") == look(tree)
 
 
 def test_raw_to_one_sink_and_compressed_to_another(workdir: Path) -> None:

@@ -184,11 +184,21 @@ def test_a_file_that_is_deleted(workdir: Path) -> None:
         read_all([path], at_chunk(0, path.unlink))
 
 
-def test_a_file_that_is_replaced(workdir: Path) -> None:
+@pytest.mark.parametrize("names", [1, 2])
+def test_a_file_that_is_replaced(workdir: Path, names: int) -> None:
+    """As editors do: a new file is renamed over the old one, of which a backup may be kept by a link."""
     path = write(workdir / "file", os.urandom(200 * STEP))
+    if names == 2:
+        os.link(path, workdir / "file~")
     other = write(workdir / "other", os.urandom(200 * STEP))
-    with pytest.raises(SourceChanged, match=r"was (deleted|replaced)"):
+    with pytest.raises(SourceChanged, match="was replaced by another file"):
         read_all([path], at_chunk(0, lambda: os.replace(other, path)))
+
+
+def test_a_file_that_is_renamed(workdir: Path) -> None:
+    path = write(workdir / "file", os.urandom(200 * STEP))
+    with pytest.raises(SourceChanged, match="file was renamed or deleted while it was saved"):
+        read_all([path], at_chunk(0, lambda: path.rename(workdir / "other")))
 
 
 def test_a_file_that_is_written_to(workdir: Path) -> None:
@@ -216,7 +226,7 @@ def test_a_file_that_changes_before_its_turn(workdir: Path, change: str) -> None
         else:
             later.write_bytes(bytes(3 * STEP))
 
-    expected = {"gone": "disappeared", "replaced": "was replaced", "grown": "grew"}[change]
+    expected = {"gone": "disappeared", "replaced": "was replaced by another file", "grown": "grew"}[change]
     with pytest.raises(SourceChanged, match=expected):
         read_all([workdir / "tree"], at_chunk(0, act))
 

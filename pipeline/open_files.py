@@ -1,0 +1,36 @@
+"""How many files one end of a run may hold open, and what to say where one more is too many."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+from ckptpipe.pyx.errors import IoError, io_error
+
+
+def room_for_files() -> int:
+    """Half of the descriptors that this process may still open (getrlimit(2), RLIMIT_NOFILE): the other half is for
+    connections, stored objects and whatever else the process does. IoError where that cannot be told."""
+    limit = _limit()
+    try:
+        taken = len(os.listdir("/proc/self/fd"))
+    except OSError as error:
+        raise open_error(error, "look at", "/proc/self/fd") from error
+    return max(0, limit - taken) // 2
+
+
+def open_error(error: OSError, operation: str, path: str) -> IoError:
+    """The error of ``operation`` on ``path``, with the cure where a limit on open files is in the way."""
+    cure = ""
+    if error.errno == errno.EMFILE:
+        cure = f"raise the limit on open files of this process, which is {_limit()} (ulimit -n)"
+    elif error.errno == errno.ENFILE:
+        cure = "raise the limit on open files of the whole system (sysctl fs.file-max)"
+    return io_error(error.errno or errno.EIO, operation, path, cure=cure)
+
+
+def _limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[
+        0
+    ]  # infinity cannot be asked for: fs.nr_open is above it
