@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,21 @@ import ckptpipe
 from ckptpipe.pipeline.sinks.pool import PoolSink
 from ckptpipe.pipeline.spec import SinkSpec
 from ckptpipe.pyx.staging import leaked, outstanding
+from tests.pipeline.cuda.launched import holds_everything
 from tests.pipeline.cuda.runs import SETTINGS
-from tests.pipeline.cuda.test_early_send import everything
 from tests.pipeline.cuda.test_early_start import ENDED
 from tests.pipeline.image import second_reader
 from tests.pipeline.image.test_second_reader import fast
 from tests.pipeline.runs import run
-from tests.preload.launched import FIXED, MANY, MIB, Launched
+from tests.preload.launched import MIB, Launched
 from tests.services.fault_proxy import FaultProxy
 from tests.services.s3_server import S3Server
 from tests.simcuda import SimWorld
 
-Launch = Callable[..., Launched]
 PARTS: dict[str, Any] = {"part_bytes": 5 * MIB, "attempts": 3}
 ROOMY = replace(SETTINGS, ring_bytes=16 * MIB)  # three parts
 ALWAYS = 1 << 30
 UNLOCK = "cuCheckpointProcessUnlock"
-
-
-@pytest.fixture
-def launch(launch: Launch) -> Launch:
-    """``launch(**environment)``: a launched target of 46 MiB in many pieces that ends with the test."""
-    return partial(launch, FIXED, MANY)
 
 
 @pytest.fixture
@@ -110,7 +102,7 @@ def nothing_is_held(it: Launched) -> None:
 def same(image: Path, it: Launched) -> None:
     """A reader that knows FORMAT.md alone finds the process's memory in the image."""
     data = second_reader.read_image(image, crc=fast)["proc/0/driver/0"]
-    assert all(each in data for each in everything(it))
+    holds_everything(data, it)
 
 
 def before_chunk(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[], object]) -> None:

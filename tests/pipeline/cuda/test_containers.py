@@ -15,14 +15,13 @@ import ckptpipe
 from ckptpipe.pipeline.cuda.target import Target as Process
 from ckptpipe.pipeline.launch import LaunchOptions, environment
 from ckptpipe.pyx.staging import leaked, outstanding
+from tests.pipeline.cuda.early import builds
+from tests.pipeline.cuda.launched import SMALL, Launch, record
 from tests.pipeline.cuda.runs import SETTINGS, Spawn, recover, restore, runs, save
-from tests.pipeline.cuda.test_early_send import builds
-from tests.pipeline.cuda.test_launch import SMALL, record
 from tests.pipeline.runs import run
-from tests.preload.launched import BUFFERS, FIXED, MIB, Launched
+from tests.preload.launched import BUFFERS, FIXED, MIB
 from tests.simcuda import SimWorld, Target
 
-Launch = Callable[..., Launched]
 as_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can make namespaces and become another user"
 )
@@ -137,12 +136,19 @@ asyncio.run(main())
 """
 
 
-def without_tracing(world: SimWorld, target: Target, to: Path, capture: str, how: str = "") -> str:
-    """A save and a restore by somebody who may not read the target's memory; what came of it."""
-    command = [sys.executable, "-c", WITHOUT_TRACING, str(target.pid), str(to), capture, how]
-    done = subprocess.run(command, env=world.environment(), capture_output=True, text=True, check=False)
+def said(world: SimWorld, script: str, *arguments: object) -> str:
+    """What a script prints on that machine, from a folder that everybody may read."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(
+        command, env=world.environment(), capture_output=True, text=True, check=False, cwd="/"
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def without_tracing(world: SimWorld, target: Target, to: Path, capture: str, how: str = "") -> str:
+    """A save and a restore by somebody who may not read the target's memory; what came of it."""
+    return said(world, WITHOUT_TRACING, target.pid, to, capture, how)
 
 
 @as_root
@@ -162,8 +168,8 @@ def test_a_driver_image_is_refused_before_the_process_is_touched(
     world: SimWorld, spawn: Spawn, workdir: Path, runtime: Path
 ) -> None:
     target = spawn(world)
-    said = without_tracing(world, target, workdir, "driver-image")
-    assert "may not be read" in said and "CAP_SYS_PTRACE" in said and "ckptpipe launch" in said
+    told = without_tracing(world, target, workdir, "driver-image")
+    assert "may not be read" in told and "CAP_SYS_PTRACE" in told and "ckptpipe launch" in told
     assert world.calls("cuCheckpointProcessLock") == 0
     runs(world, target, runtime)
 
@@ -174,8 +180,8 @@ def test_a_pool_that_is_too_small_where_tracing_is_forbidden(
 ) -> None:
     """Where the driver's image went, nobody may read: the process is brought back."""
     it = launch(SMALL, ((0, 8 * MIB),))
-    said = without_tracing(world, it.target, workdir, "launch")
-    assert "CAP_SYS_PTRACE" in said and "RUNNING again" in said
+    told = without_tracing(world, it.target, workdir, "launch")
+    assert "CAP_SYS_PTRACE" in told and "RUNNING again" in told
     runs(world, it.target, runtime)
 
 
@@ -213,8 +219,8 @@ def test_the_cure_is_that_of_the_kernels_setting(
 
 AS_NOBODY = """
 import asyncio, os, sys, tempfile
-import ckptpipe
-import ckptpipe.pipeline.cuda.recovery, ckptpipe.pipeline.cuda.save  # later, a home of root's cannot be read any more
+import ckptpipe, ckptpipe.pipeline.cuda.save
+ckptpipe.save, ckptpipe.recover  # imported now: later, a home of root's cannot be read any more
 from cuda.bindings import driver
 driver.cuDriverGetVersion()
 ckptpipe.pipeline.cuda.target.Target.open(int(sys.argv[1])).close()
@@ -247,12 +253,7 @@ def test_the_process_of_another_user(
     for path in (world.directory, *world.directory.iterdir()):
         path.chmod(0o777)
     locks = world.calls("cuCheckpointProcessLock")
-    command = [sys.executable, "-c", AS_NOBODY, str(it.pid)]
-    done = subprocess.run(
-        command, env=world.environment(), capture_output=True, text=True, check=False, cwd="/"
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = said(world, AS_NOBODY, it.pid).splitlines()
     assert len(lines) == 2
     for line in lines:
         assert line.startswith("TargetError") and "belongs to user 0, not to user 65534" in line

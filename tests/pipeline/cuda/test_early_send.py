@@ -3,110 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ckptpipe
-from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.cuda.growing_image import GrowingImage
 from ckptpipe.pipeline.cuda.launched_pool import PooledImage
-from ckptpipe.pipeline.image.packer import Packer
 from ckptpipe.pipeline.sources.launched_image import LaunchedImageSource
 from ckptpipe.pyx.control_page import ImageState
 from ckptpipe.pyx.staging import leaked, outstanding
 from ckptpipe.storage_backends.errors import StorageError
-from tests.pipeline.cuda.runs import KIB, SETTINGS, images, recover, restore, runs, save, saving
+from tests.pipeline.cuda.early import (
+    BY_THE_MIDDLE,
+    CHECKPOINT,
+    CHUNKS,
+    Arrived,
+    again,
+    begun,
+    builds,
+    in_the_middle,
+)
+from tests.pipeline.cuda.launched import Launch, everything, holds_everything, launch, stored
+from tests.pipeline.cuda.runs import KIB, SETTINGS, images, recover, restore, runs, save
 from tests.pipeline.cuda.test_killed_controller import SAVE
-from tests.pipeline.cuda.test_launch import stored
 from tests.pipeline.image import second_reader
 from tests.pipeline.image.test_second_reader import fast
 from tests.pipeline.runs import run
-from tests.preload.launched import FIXED, MANY, MIB, PIECE, Launched
-from tests.simcuda import Fault, SimWorld
+from tests.preload.launched import MIB, PIECE
+from tests.simcuda import SimWorld
 
-CHECKPOINT = "cuCheckpointProcessCheckpoint"
-CHUNKS = sum(nbytes for _, nbytes in (*MANY, (0, 2 * MIB), (1, 2 * MIB))) // (256 * KIB)
-BY_THE_MIDDLE = 9 * PIECE // (256 * KIB)
-"""Chunks below the watermark when the simulated driver is half-way: the tenth piece is its second late one."""
-Launch = Callable[..., Launched]
-
-
-@pytest.fixture
-def launch(launch: Launch) -> Launch:
-    """``launch(**environment)``: a launched target of many pieces that ends with the test."""
-    return partial(launch, FIXED, MANY)
-
-
-class Arrived:
-    """The chunks that the packer was given, and an event for when there are so many."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, count: int, then: Callable[[], Awaitable[None]] | None = None
-    ):
-        self.chunks: list[tuple[int, int]] = []
-        self.enough = asyncio.Event()
-        add = Packer.add
-
-        async def counted(packer: Packer, chunk: Chunk) -> None:
-            self.chunks.append((chunk.number, chunk.version))
-            if len(self.chunks) >= count:
-                self.enough.set()
-                if then is not None:
-                    try:
-                        await then()
-                    except BaseException:
-                        chunk.release()
-                        raise
-            await add(packer, chunk)
-
-        monkeypatch.setattr(Packer, "add", counted)
-
-
-async def in_the_middle(
-    world: SimWorld, it: Launched, to: object, arrived: Arrived, *, point: str = "middle", **options: Any
-) -> Any:
-    """Save; the driver is held half-way until the sink has got what is complete by then."""
-    fault = world.fault(CHECKPOINT, point=point, hold=True, target=it.pid)
-    task = asyncio.create_task(saving(it.pid, to, capture="launch", **options))
-    try:
-        await asyncio.to_thread(fault.wait)
-        await arrived.enough.wait()
-        assert world.process(it.pid).state == ("LOCKED" if point == "middle" else "CHECKPOINTED")
-    finally:
-        fault.release()
-    return await task
-
-
-def again(result: ckptpipe.SaveResult) -> tuple[int, int]:
-    """(sent early, of these sent again), as the result says."""
-    (note,) = (note for note in result.facts.notes if "while the driver worked" in note)
-    words = note.split()
-    at = words.index("chunks")
-    return int(words[at - 3]), int(words[words.index("again,") - 3])
-
-
-def builds(runtime: Path) -> list[bool]:
-    try:
-        return list(json.loads((runtime / "driver-builds.json").read_text()).values())
-    except FileNotFoundError:
-        return []
-
-
-def everything(it: Launched) -> list[bytes]:
-    return [it.target.buffer(k) for k in range(len(MANY))]
-
-
-def holds_everything(image: bytes, it: Launched) -> None:
-    assert all(each in image for each in everything(it))
+__all__ = ["launch"]
 
 
 @pytest.mark.parametrize("compress", ["none", "zstd:1"])
@@ -228,11 +160,7 @@ def test_a_driver_that_fails_half_way(
     arrived = Arrived(monkeypatch, 1)
 
     async def main() -> None:
-        options = {"point": "middle", "error": "CUDA_ERROR_UNKNOWN", "target": it.pid}
-        fault = world.fault(CHECKPOINT, hold=True, **options)  # type: ignore[arg-type]
-        task = asyncio.create_task(saving(it.pid, workdir, capture="launch"))
-        await asyncio.to_thread(fault.wait)
-        await arrived.enough.wait()
+        fault, task = await begun(world, it, workdir, arrived.enough, error="CUDA_ERROR_UNKNOWN")
         fault.release()
         with pytest.raises(ckptpipe.CkptpipeError, match="UNKNOWN"):
             await task
@@ -257,9 +185,7 @@ def test_a_store_that_stands_still_does_not_hold_up_the_driver(
             await go.wait()
 
         Arrived(monkeypatch, 5, stand_still)
-        fault: Fault = world.fault(CHECKPOINT, point="after", hold=True, target=it.pid)
-        task = asyncio.create_task(saving(it.pid, workdir, capture="launch"))
-        await asyncio.to_thread(fault.wait)
+        fault, task = await begun(world, it, workdir, point="after")
         assert world.process(it.pid).state == "CHECKPOINTED"
         (image,) = it.page.images()
         assert image.watermark == image.nbytes
@@ -285,10 +211,7 @@ def test_a_save_that_ends_in_the_middle(
                 raise StorageError("the disk is gone")
 
         arrived = Arrived(monkeypatch, 20, fail)
-        fault = world.fault(CHECKPOINT, point="middle", hold=True, target=it.pid)
-        task = asyncio.create_task(saving(it.pid, workdir, capture="launch"))
-        await asyncio.to_thread(fault.wait)
-        await arrived.enough.wait()
+        fault, task = await begun(world, it, workdir, arrived.enough)
         if end == "fails":
             fault.release()
             with pytest.raises(StorageError, match="the disk is gone"):
@@ -311,10 +234,7 @@ def test_a_target_that_dies_in_the_middle(
 
     async def main() -> None:
         arrived = Arrived(monkeypatch, 20)
-        fault = world.fault(CHECKPOINT, point="middle", hold=True, target=it.pid)
-        task = asyncio.create_task(saving(it.pid, workdir, capture="launch"))
-        await asyncio.to_thread(fault.wait)
-        await arrived.enough.wait()
+        _, task = await begun(world, it, workdir, arrived.enough)
         it.target.kill()
         with pytest.raises(ckptpipe.TargetGone, match="ended"):
             await task

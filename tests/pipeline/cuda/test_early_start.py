@@ -21,9 +21,9 @@ from ckptpipe.pipeline.sinks.pool import PoolRange
 from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pyx.staging import Lease, leaked, outstanding
 from ckptpipe.pyx.workers import live_pools
+from tests.pipeline.cuda.launched import record
 from tests.pipeline.cuda.runs import SETTINGS, images, recover, restore, runs, save
 from tests.pipeline.cuda.test_evict import held
-from tests.pipeline.cuda.test_launch import record
 from tests.pipeline.runs import run
 from tests.preload.launched import FIXED, MIB, Launched
 from tests.simcuda import SimWorld

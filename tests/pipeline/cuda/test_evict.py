@@ -15,8 +15,8 @@ import pytest
 import ckptpipe
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool
 from ckptpipe.pyx.staging import Lease, leaked, outstanding
+from tests.pipeline.cuda.launched import SMALL, record
 from tests.pipeline.cuda.runs import SETTINGS, images, recover, restore, runs, save
-from tests.pipeline.cuda.test_launch import SMALL, record
 from tests.pipeline.runs import run
 from tests.preload.launched import FIXED, MIB, Launched
 from tests.simcuda import SimWorld

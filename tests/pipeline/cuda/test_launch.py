@@ -16,29 +16,16 @@ import pytest
 import ckptpipe
 from ckptpipe.pipeline.cuda.choice import CapturePlan
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool
-from ckptpipe.pipeline.launch import LaunchOptions, PoolSize
 from ckptpipe.pipeline.sources.launched_image import LaunchedImageSource
 from ckptpipe.pyx.staging import Lease, leaked, outstanding
 from ckptpipe.pyx.workers import Scan, WorkerPool
+from tests.pipeline.cuda.launched import SMALL, Launch, record, stored
 from tests.pipeline.cuda.runs import SETTINGS, images, recover, restore, runs, save, saving
 from tests.pipeline.runs import run
 from tests.preload.launched import BUFFERS, FIXED, MIB, Launched
 from tests.simcuda import SimWorld, Target
 
 RESTORE = "cuCheckpointProcessRestore"
-SMALL = LaunchOptions(pool=PoolSize(nbytes=4 * MIB), workers=2)
-Launch = Callable[..., Launched]
-
-
-def stored(workdir: Path, name: str = "a") -> bytes:
-    """The first stream of an image."""
-    run(ckptpipe.restore(str(workdir / name), to=workdir / f"files-{name}"))
-    return (workdir / f"files-{name}" / "proc" / "0" / "driver" / "0").read_bytes()
-
-
-def record(runtime: Path, it: Launched) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((runtime / "targets" / f"{it.pid}.json").read_text())
-    return found
 
 
 @pytest.mark.parametrize("program", ["plain", "sums"])

@@ -15,15 +15,15 @@ import ckptpipe
 from ckptpipe.pipeline.cuda import early_start
 from ckptpipe.pipeline.spec import SinkSpec
 from ckptpipe.storage_backends.errors import StorageError
+from tests.pipeline.cuda.early import CHUNKS, Arrived, again, in_the_middle
+from tests.pipeline.cuda.launched import Launch, launch, record
 from tests.pipeline.cuda.launched_s3 import (
     ALWAYS,
     ROOMY,
     Bucket,
-    Launch,
     before_chunk,
     bucket,
     ended,
-    launch,
     nothing_is_held,
     proxy,
     reading,
@@ -31,9 +31,7 @@ from tests.pipeline.cuda.launched_s3 import (
     same,
 )
 from tests.pipeline.cuda.runs import SETTINGS, runs, save
-from tests.pipeline.cuda.test_early_send import CHUNKS, Arrived, again, in_the_middle
 from tests.pipeline.cuda.test_early_start import RESTORE
-from tests.pipeline.cuda.test_launch import record
 from tests.pipeline.runs import run
 from tests.preload.launched import MIB
 from tests.services.fault_proxy import Fault, FaultProxy, answer

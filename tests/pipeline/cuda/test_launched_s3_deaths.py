@@ -17,15 +17,15 @@ import pytest
 import ckptpipe
 from ckptpipe.pipeline.cuda.launched_pool import LaunchedPool
 from ckptpipe.pyx.staging import leaked, outstanding
+from tests.pipeline.cuda.early import CHECKPOINT
+from tests.pipeline.cuda.launched import Launch, launch
 from tests.pipeline.cuda.launched_s3 import (
     ALWAYS,
     ROOMY,
     UNLOCK,
     Bucket,
-    Launch,
     before_chunk,
     bucket,
-    launch,
     nothing_is_held,
     proxy,
     reading,
@@ -33,7 +33,6 @@ from tests.pipeline.cuda.launched_s3 import (
     same,
 )
 from tests.pipeline.cuda.runs import recover, runs, save, saving
-from tests.pipeline.cuda.test_early_send import CHECKPOINT
 from tests.pipeline.cuda.test_early_start import ENDED, RESTORE
 from tests.pipeline.runs import run
 from tests.preload.launched import MIB, Launched

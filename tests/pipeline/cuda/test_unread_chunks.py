@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +13,28 @@ import ckptpipe
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.cuda.growing_image import GrowingImage
 from ckptpipe.pipeline.cuda.launched_pool import PooledImage
-from ckptpipe.pipeline.image.packer import Packer
 from ckptpipe.pipeline.sources.launched_image import LaunchedImageSource, takes_changing
 from ckptpipe.pipeline.spec import GraphSpec, SinkSpec, SourceSpec, StageSpec
 from ckptpipe.pyx.checksum import crc32c
 from ckptpipe.pyx.control_page import ImageState
 from ckptpipe.pyx.staging import leaked, outstanding
-from tests.pipeline.cuda.runs import KIB, SETTINGS, restore, runs, save, saving
-from tests.pipeline.cuda.test_early_send import (
+from tests.pipeline.cuda.early import (
     BY_THE_MIDDLE,
-    CHECKPOINT,
     CHUNKS,
     Arrived,
     again,
+    before_packing,
+    begun,
     builds,
-    holds_everything,
     in_the_middle,
 )
-from tests.pipeline.cuda.test_launch import stored
+from tests.pipeline.cuda.launched import Launch, holds_everything, launch, stored
+from tests.pipeline.cuda.runs import KIB, SETTINGS, restore, runs, save
 from tests.pipeline.runs import run
-from tests.preload.launched import FIXED, MANY, MIB, PIECE, Launched
+from tests.preload.launched import MIB, PIECE, Launched
 from tests.simcuda import SimWorld
 
-Launch = Callable[..., Launched]
-
-
-@pytest.fixture
-def launch(launch: Launch) -> Launch:
-    """``launch(**environment)``: a launched target of many pieces that ends with the test."""
-    return partial(launch, FIXED, MANY)
+__all__ = ["launch"]
 
 
 @pytest.fixture
@@ -72,6 +63,16 @@ def objects_are_what_the_manifest_says(workdir: Path) -> None:
         assert (len(data), f"{crc32c(data):08x}") == (entry["bytes"], entry["crc32c"])
 
 
+def is_good_and_restored(world: SimWorld, it: Launched, workdir: Path, runtime: Path) -> None:
+    """The image is right in every respect, and brings the checkpointed target back."""
+    run(ckptpipe.verify(str(workdir / "a"), settings=SETTINGS))
+    objects_are_what_the_manifest_says(workdir)
+    holds_everything(stored(workdir), it)
+    restore(workdir / "a", it.target)
+    runs(world, it.target, runtime)
+    assert outstanding() == 0 and leaked() == 0
+
+
 @pytest.mark.usefixtures("known_driver")
 @pytest.mark.parametrize("early", [True, False])
 def test_a_known_driver_s_image_is_not_read(
@@ -96,12 +97,7 @@ def test_a_known_driver_s_image_is_not_read(
     assert unread(result) == CHUNKS
     monkeypatch.undo()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime.parent))
-    run(ckptpipe.verify(str(workdir / "a"), settings=SETTINGS))
-    objects_are_what_the_manifest_says(workdir)
-    holds_everything(stored(workdir), it)
-    restore(workdir / "a", it.target)
-    runs(world, it.target, runtime)
-    assert outstanding() == 0 and leaked() == 0
+    is_good_and_restored(world, it, workdir, runtime)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -119,45 +115,32 @@ def test_a_late_write_while_the_chunk_is_on_its_way(
         request.getfixturevalue("known_driver")
     it = launch(SIMCUDA_REWRITES="3")
     returned, first = asyncio.Event(), asyncio.Event()
-    changed, add = GrowingImage.changed, Packer.add
+    changed = GrowingImage.changed
     torn: list[int] = []
 
     def noted(image: GrowingImage) -> list[int]:
         returned.set()
         return changed(image)
 
-    async def held(packer: Packer, chunk: Chunk) -> None:
+    async def held(chunk: Chunk) -> None:
         first.set()
-        try:
-            await returned.wait()
-            if chunk.unsettled and chunk.lease is not None:
-                with memoryview(chunk.lease) as data:
-                    torn.extend([chunk.number] if crc32c(data[: chunk.raw_bytes]) != chunk.raw_crc32c else [])
-        except BaseException:
-            chunk.release()
-            raise
-        await add(packer, chunk)
+        await returned.wait()
+        if chunk.unsettled and chunk.lease is not None:
+            with memoryview(chunk.lease) as data:
+                torn.extend([chunk.number] if crc32c(data[: chunk.raw_bytes]) != chunk.raw_crc32c else [])
 
     monkeypatch.setattr(GrowingImage, "changed", noted)
-    monkeypatch.setattr(Packer, "add", held)
+    before_packing(monkeypatch, held)
 
     async def main() -> ckptpipe.SaveResult:
-        fault = world.fault(CHECKPOINT, point="middle", hold=True, target=it.pid)
-        task = asyncio.create_task(saving(it.pid, workdir, capture="launch", leave="checkpointed"))
-        await asyncio.to_thread(fault.wait)
-        await first.wait()
+        fault, task = await begun(world, it, workdir, first, leave="checkpointed")
         fault.release()
         return await task
 
     result = asyncio.run(main())
     assert torn and set(torn) <= {number for piece in (0, 2, 4) for number in range(piece * 8, piece * 8 + 8)}
     assert again(result)[1] >= len(torn)
-    run(ckptpipe.verify(str(workdir / "a"), settings=SETTINGS))
-    objects_are_what_the_manifest_says(workdir)
-    holds_everything(stored(workdir), it)
-    restore(workdir / "a", it.target)
-    runs(world, it.target, runtime)
-    assert outstanding() == 0 and leaked() == 0
+    is_good_and_restored(world, it, workdir, runtime)
 
 
 @pytest.mark.usefixtures("known_driver")
@@ -166,19 +149,17 @@ def test_memory_that_fails_before_it_is_stored_is_found_by_verify(
 ) -> None:
     """The save does not see it, and the process, which is restored from the same memory, is not what it was."""
     it = launch()
-    add = Packer.add
     flipped: list[int] = []
 
-    async def flip(packer: Packer, chunk: Chunk) -> None:
+    async def flip(chunk: Chunk) -> None:
         if chunk.lease is not None and not flipped:
             (image,) = it.page.images()
             at = image.offset + chunk.number * 256 * KIB + 777
             (byte,) = os.pread(it.attach_pool(), 1, at)
             os.pwrite(it.attach_pool(), bytes([byte ^ 4]), at)
             flipped.append(chunk.number)
-        await add(packer, chunk)
 
-    monkeypatch.setattr(Packer, "add", flip)
+    before_packing(monkeypatch, flip)
     save(it.pid, workdir, capture="launch", leave="checkpointed")
     assert len(flipped) == 1
     with pytest.raises(ckptpipe.CkptpipeError, match=f"chunk {flipped[0]}\\b"):
@@ -204,13 +185,11 @@ def test_a_store_that_looks_gets_copies_while_the_driver_works(
 ) -> None:
     it = launch(SIMCUDA_REWRITES="3")
     unsettled: list[int] = []
-    add = Packer.add
 
-    async def noted(packer: Packer, chunk: Chunk) -> None:
+    async def noted(chunk: Chunk) -> None:
         unsettled.extend([chunk.number] if chunk.unsettled else [])
-        await add(packer, chunk)
 
-    monkeypatch.setattr(Packer, "add", noted)
+    before_packing(monkeypatch, noted)
     arrived = Arrived(monkeypatch, BY_THE_MIDDLE)
     options: dict[str, Any] = {"compress": "zstd:1"} if to == "zstd" else {}
     place = workdir if to == "zstd" else to
