@@ -114,7 +114,6 @@ cdef class CopyQueue(LoopWork):
     cdef size_t context
     cdef size_t stream
     cdef Driver driver
-    cdef readonly int device
     cdef readonly int depth
     cdef readonly str requested  # "device" or "host"
     cdef readonly str checksum  # what runs
@@ -123,13 +122,10 @@ cdef class CopyQueue(LoopWork):
     cdef readonly Py_ssize_t copied  # bytes that crossed the link
     cdef readonly Py_ssize_t elided  # bytes that did not have to: all zero
     cdef int check
-    cdef int host_eventfd
 
     cdef int open(self, size_t context, size_t stream, bytes image, int host_threads) except -1
     cdef Copy make(self, int kind, int check, size_t device_address, Py_ssize_t nbytes)
     cdef object fly(self, Copy copy)
     cdef object refused(self, int error, str call, str what)
     cdef object begin(self, int kind, int check, Lease lease, size_t device_address, Py_ssize_t nbytes)
-    cdef int reap(self) except -1
     cdef int settle(self, Copy copy) except -1
-    cdef int finish(self) except -1

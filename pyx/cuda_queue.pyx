@@ -7,11 +7,9 @@ Everything between the call and the future runs in two threads of the queue, wit
 
 import asyncio
 import os
-import warnings
 
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from posix.unistd cimport getpid
 
 from ckptpipe.pyx import cuda_kernel
 from ckptpipe.pyx.cuda_errors import CudaError
@@ -67,7 +65,6 @@ cdef class CopyQueue(LoopWork):
     def __cinit__(self):
         self.raw = NULL
         self.loads = NULL
-        self.host_eventfd = -1
 
     def __init__(self, int device, size_t context, *, size_t stream=0, str checksum="device", int depth=32,
                  bint elide_zeros=False, int host_threads=0):
@@ -120,7 +117,7 @@ cdef class CopyQueue(LoopWork):
         cdef ck_copies_options options
         cdef const char* call = NULL
         cdef ck_copies* queue = NULL
-        cdef int error
+        cdef int error, host_eventfd
         options.cuda = &self.driver.raw
         options.context = <cu_context>context
         options.stream = <cu_stream>stream
@@ -134,16 +131,15 @@ cdef class CopyQueue(LoopWork):
         if error:
             raise self.refused(error, call.decode(), f"copy queue of GPU {self.device}")
         self.raw = queue
-        self.eventfd = ck_copies_eventfd(queue)
-        self.host_eventfd = ck_copies_host_eventfd(queue)
-        self.check = CK_CHECK_HOST if self.host_eventfd >= 0 else CK_CHECK_DEVICE
+        host_eventfd = ck_copies_host_eventfd(queue)
+        self.check = CK_CHECK_HOST if host_eventfd >= 0 else CK_CHECK_DEVICE
         live += 1
         try:
-            self.loop.add_reader(self.eventfd, self._reap)
-            if self.host_eventfd >= 0:
-                self.loop.add_reader(self.host_eventfd, self._reap)
+            self.watch(ck_copies_eventfd(queue))
+            if host_eventfd >= 0:
+                self.watch(host_eventfd)
         except BaseException:
-            self._stop_now()
+            self.stop_now()
             raise
         return 0
 
@@ -245,11 +241,6 @@ cdef class CopyQueue(LoopWork):
         future = self.fly(copy)
         ck_copies_submit(self.raw, &copy.raw)
         return future
-
-    def _reap(self):
-        self.reap()
-        if self.raw != NULL and self.ended is not None and ck_copies_ended(self.raw):
-            self.finish()
 
     cdef int reap(self) except -1:
         cdef ck_transfer* done
@@ -365,43 +356,28 @@ cdef class CopyQueue(LoopWork):
         return asyncio.to_thread(self.stop_loads) if self.loads != NULL else None  # it calls the driver
 
     cdef int stop(self) except -1:
+        self.stop_loads()
         ck_copies_stop(self.raw)
         return 0
 
-    cdef int finish(self) except -1:
-        """The threads have ended, or are about to: join them, free all."""
+    cdef bint has_ended(self) noexcept:
+        return ck_copies_ended(self.raw) != 0
+
+    cdef int join(self) except -1:
+        with nogil:
+            ck_copies_join(self.raw)
+        return 0
+
+    cdef int free(self, bint forked) except -1:
         global live
         cdef ck_copies* queue = self.raw
-        if not self.loop.is_closed():
-            self.loop.remove_reader(self.eventfd)
-            if self.host_eventfd >= 0:
-                self.loop.remove_reader(self.host_eventfd)
-        with nogil:
-            ck_copies_join(queue)
-        self.reap()
         self.raw = NULL
-        self.eventfd = self.host_eventfd = -1
         live -= 1
-        ck_copies_free(queue)
-        return self.tell_ended()
-
-    def _stop_now(self):
-        self.closing = True
-        self.stop_loads()
-        ck_copies_stop(self.raw)
-        self.finish()
-
-    def __del__(self):
-        global live
-        if self.raw == NULL:
-            return
-        if getpid() != self.owner_pid:
-            ck_copies_abandon(self.raw)
-            self.raw = NULL
-            live -= 1
-            return
-        warnings.warn(f"a CopyQueue of GPU {self.device} was not closed", ResourceWarning, source=self)
-        self._stop_now()
+        if forked:
+            ck_copies_abandon(queue)
+        else:
+            ck_copies_free(queue)
+        return 0
 
     def __repr__(self):
         if self.raw == NULL:

@@ -46,7 +46,6 @@ cdef class DeviceCodec(LoopWork):
     cdef ck_codec* raw
     cdef Driver driver
     cdef Nvcomp nvcomp
-    cdef readonly int device
     cdef readonly str backend  # of encode: "nvcomp-cuda", "" where there is no nvCOMP
     cdef readonly str decoder  # of deflate: "decompression-engine", "nvcomp-cuda" or ""
     cdef readonly str why  # why that is not the decompression engine, "" where it is
@@ -66,6 +65,4 @@ cdef class DeviceCodec(LoopWork):
     cdef Plan plan_of(self, object plan, bint odd)
     cdef Plan measured(self, object plan, bint odd)
     cdef object submit(self, Job job)
-    cdef int reap(self) except -1
     cdef int settle(self, Job job) except -1
-    cdef int finish(self) except -1

@@ -36,8 +36,6 @@ class DeviceCodec(LoopWork):
         links: int = 0,  # streams of copies to the host: 1 or 2, 0 for 2
     ) -> DeviceCodec: ...
     @property
-    def device(self) -> int: ...
-    @property
     def backend(self) -> str: ...  # of encode: "nvcomp-cuda", "" without nvCOMP
     @property
     def decoder(self) -> str: ...  # of deflate: "decompression-engine", "nvcomp-cuda" or ""

@@ -10,11 +10,9 @@ checksum of the result.
 
 import asyncio
 import os
-import warnings
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
-from posix.unistd cimport getpid
 
 from ckptpipe.pyx.codec_errors import DecodeError, DecoderUnavailableError
 from ckptpipe.pyx.codec_errors import ScratchTooSmallError, StoredMismatch
@@ -116,9 +114,9 @@ cdef class DeviceCodec(LoopWork):
         except asyncio.CancelledError:
             await asyncio.wait([opening])
             if opening.exception() is None:
-                made._stop_now()
+                made.stop_now()
             raise
-        made.loop.add_reader(made.eventfd, made._reap)
+        made.watch(ck_codec_eventfd(made.raw))
         return made
 
     def _open(self, str decoder, size_t stream):
@@ -164,12 +162,11 @@ cdef class DeviceCodec(LoopWork):
                 f"cannot start a codec of GPU {self.device}: {call.decode()}: {os.strerror(-error)}",
                 cure="raise the limits on processes and files (ulimit -u, ulimit -n, pids cgroup)",
             )
-        self.eventfd = ck_codec_eventfd(self.raw)
         live += 1
         if not self.why and not ck_codec_engine_memory(self.raw):
             self.why = "the driver says that memory of cuMemAlloc is nothing for the decompression engine"
             if decoder == ENGINE:
-                self._stop_now()
+                self.stop_now()
                 raise DecoderUnavailableError(f"the decompression engine was asked for: {self.why}",
                                               cure="let the decoder be chosen (--decompress-backend auto)")
         self.name_backends(0 if self.why else mask, decoder)
@@ -297,11 +294,6 @@ cdef class DeviceCodec(LoopWork):
         ck_codec_submit(self.raw, &job.raw)
         return future
 
-    def _reap(self):
-        self.reap()
-        if self.raw != NULL and self.ended is not None and ck_codec_ended(self.raw):
-            self.finish()
-
     cdef int reap(self) except -1:
         cdef ck_codec_job* done
         cdef Job job
@@ -357,37 +349,24 @@ cdef class DeviceCodec(LoopWork):
         ck_codec_stop(self.raw)
         return 0
 
-    cdef int finish(self) except -1:
-        """The lanes have ended, or are about to: join them, free all."""
+    cdef bint has_ended(self) noexcept:
+        return ck_codec_ended(self.raw) != 0
+
+    cdef int join(self) except -1:
+        with nogil:
+            ck_codec_join(self.raw)
+        return 0
+
+    cdef int free(self, bint forked) except -1:
         global live
         cdef ck_codec* codec = self.raw
-        if not self.loop.is_closed():
-            self.loop.remove_reader(self.eventfd)
-        with nogil:
-            ck_codec_join(codec)
-        self.reap()
         self.raw = NULL
-        self.eventfd = -1
         live -= 1
-        ck_codec_free(codec)
-        return self.tell_ended()
-
-    def _stop_now(self):
-        self.closing = True
-        ck_codec_stop(self.raw)
-        self.finish()
-
-    def __del__(self):
-        global live
-        if self.raw == NULL:
-            return
-        if getpid() != self.owner_pid:
-            ck_codec_abandon(self.raw)
-            self.raw = NULL
-            live -= 1
-            return
-        warnings.warn(f"a DeviceCodec of GPU {self.device} was not closed", ResourceWarning, source=self)
-        self._stop_now()
+        if forked:
+            ck_codec_abandon(codec)
+        else:
+            ck_codec_free(codec)
+        return 0
 
     def __repr__(self):
         if self.raw == NULL:

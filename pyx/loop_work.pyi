@@ -4,6 +4,8 @@ from typing import Self
 
 class LoopWork:
     @property
+    def device(self) -> int: ...
+    @property
     def inflight(self) -> int: ...  # operations accepted and not yet answered
     @property
     def closed(self) -> bool: ...

@@ -1,6 +1,7 @@
 """Operations of threads that belong to one event loop: who may ask for them, and how their end is awaited."""
 
 import asyncio
+import warnings
 
 from posix.unistd cimport getpid
 
@@ -11,10 +12,10 @@ cdef extern from "Python.h":
 
 
 cdef class LoopWork:
-    """A subclass counts what it has ``accepted``, and calls `tell_idle` and `tell_ended` from the loop."""
+    """A subclass counts what it has ``accepted``, and calls `tell_idle` when it has answered the last."""
 
     def __cinit__(self):
-        self.eventfd = -1
+        self.watched = []
         self.owner_pid = getpid()
 
     cdef int belong(self) except -1:
@@ -22,6 +23,12 @@ cdef class LoopWork:
         self.loop = asyncio.get_running_loop()
         self.thread = PyThread_get_thread_ident()
         self.waiters = []
+        return 0
+
+    cdef int watch(self, int eventfd) except -1:
+        """Reap whenever it can be read, until `finish`."""
+        self.loop.add_reader(eventfd, self._reap)
+        self.watched.append(eventfd)
         return 0
 
     @property
@@ -109,11 +116,44 @@ cdef class LoopWork:
                 waiter.set_result(None)
         return 0
 
-    cdef int tell_ended(self) except -1:
-        """The threads are joined and everything is given back."""
-        if self.ended is not None and not self.ended.done() and not self.loop.is_closed():
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def _reap(self):
+        self.reap()
+        if not self.is_gone() and self.ended is not None and self.has_ended():
+            self.finish()
+
+    cdef int finish(self) except -1:
+        """The threads have ended, or are about to: join them, free all, say so."""
+        cdef bint heard = not self.loop.is_closed()
+        watched, self.watched = self.watched, []
+        if heard:
+            for eventfd in watched:
+                self.loop.remove_reader(eventfd)
+        self.join()
+        self.reap()
+        self.free(False)
+        if heard and self.ended is not None and not self.ended.done():
             self.ended.set_result(None)
         return 0
+
+    cdef int stop_now(self) except -1:
+        """Blocking: what is under way is finished first."""
+        self.closing = True
+        self.stop()
+        return self.finish()
+
+    def __del__(self):
+        if self.is_gone():
+            return
+        if getpid() != self.owner_pid:  # the threads are the parent's
+            self.free(True)
+            return
+        name = type(self).__name__
+        warnings.warn(f"a {name} of GPU {self.device} was not closed", ResourceWarning, source=self)
+        self.stop_now()
+
+    # -- of the subclass ---------------------------------------------------------------------------------
 
     cdef str noun(self):
         raise NotImplementedError
@@ -126,4 +166,21 @@ cdef class LoopWork:
         return None
 
     cdef int stop(self) except -1:
+        """Tell the threads to end when they have done what is under way."""
+        raise NotImplementedError
+
+    cdef bint has_ended(self) noexcept:
+        """The threads are about to end, and have nothing more to report."""
+        return True
+
+    cdef int join(self) except -1:
+        """Wait for the threads, without the GIL."""
+        raise NotImplementedError
+
+    cdef int reap(self) except -1:
+        """Answer what has ended; nothing where `is_gone`."""
+        raise NotImplementedError
+
+    cdef int free(self, bint forked) except -1:
+        """Give everything back: `is_gone` from then on. ``forked``: it belongs to this process's parent."""
         raise NotImplementedError
