@@ -64,13 +64,6 @@ class LateRange(NamedTuple):
     start: int
     nbytes: int
 
-HOOKS: tuple[str, ...]
-POOL_STATES: tuple[str, ...]
-PAGES: tuple[str, ...]
-PHASES: tuple[str, ...]
-GATES: tuple[str, ...]
-REASONS: tuple[str, ...]
-
 def sealed_bytes(fd: int) -> int: ...
 
 class ControlPage:

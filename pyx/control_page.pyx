@@ -112,12 +112,12 @@ cdef extern from "block_sums.h" nogil:
 
 ckpt_block_sums_prepare()
 
-HOOKS = ("none", "relocations", "symbols")
-POOL_STATES = ("absent", "warming", "ready", "gone")
-PAGES = ("auto", "small", "thp", "hugetlb")
-PHASES = ("free", "writing", "reading")
-GATES = ("open", "closed", "failed")
-REASONS = ("", "no pool", "too small", "budget", "memory", "place", "system", "not expected", "hook")
+_HOOKS = ("none", "relocations", "symbols")
+_POOL_STATES = ("absent", "warming", "ready", "gone")
+_PAGES = ("auto", "small", "thp", "hugetlb")
+_PHASES = ("free", "writing", "reading")
+_GATES = ("open", "closed", "failed")
+_REASONS = ("", "no pool", "too small", "budget", "memory", "place", "system", "not expected", "hook")
 
 
 class ControlPageError(CkptpipeError):
@@ -264,15 +264,15 @@ cdef class ControlPage:
         """PoolState: the pool, the library, what happened so far."""
         cdef ckpt_control* page = self._open()
         return PoolState(
-            page.pid, _word(HOOKS, page.hook), page.hooked, _text(page.library, CKPT_TEXT),
-            _word(POOL_STATES, ckpt_pool_state(page)), page.pool_bytes, ckpt_pool_warm(page),
-            ckpt_pool_huge(page), page.page_bytes, _word(PAGES, page.pool_pages), page.numa_node,
+            page.pid, _word(_HOOKS, page.hook), page.hooked, _text(page.library, CKPT_TEXT),
+            _word(_POOL_STATES, ckpt_pool_state(page)), page.pool_bytes, ckpt_pool_warm(page),
+            ckpt_pool_huge(page), page.page_bytes, _word(_PAGES, page.pool_pages), page.numa_node,
             page.workers, _text(page.stores, 16),
             page.budget_bytes, page.budget_used, ckpt_generation(page), ckpt_feeders(page), ckpt_armed(page),
             ckpt_waiters(page), ckpt_served(page), ckpt_returned(page), ckpt_fallbacks(page),
             page.fallback_bytes,
-            _word(REASONS, page.fallback_reason), _text(page.fallback_text, CKPT_TEXT),
-            _word(REASONS, page.pool_reason), _text(page.pool_text, CKPT_TEXT),
+            _word(_REASONS, page.fallback_reason), _text(page.fallback_text, CKPT_TEXT),
+            _word(_REASONS, page.pool_reason), _text(page.pool_text, CKPT_TEXT),
             _text(page.failure, CKPT_TEXT),
             ckpt_ended(page) != 0, ckpt_late_serial(page),
         )
@@ -295,7 +295,7 @@ cdef class ControlPage:
                 raise ControlPageError(f"image {i} lies outside of the pool")
             flags = ckpt_image_flags(image)
             found.append(ImageState(
-                i, image_copy.generation, _word(PHASES, phase), _word(GATES, ckpt_image_gate(image)),
+                i, image_copy.generation, _word(_PHASES, phase), _word(_GATES, ckpt_image_gate(image)),
                 image_copy.address, image_copy.offset, image_copy.bytes,
                 min(ckpt_image_watermark(image), image_copy.bytes),
                 min(ckpt_image_high(image), image_copy.bytes), ckpt_image_ready(image),

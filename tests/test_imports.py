@@ -66,20 +66,29 @@ def test_a_list_as_a_script_calls_it_imports_neither(workdir: Path) -> None:
     assert imported(code, str(workdir)).isdisjoint({*HEAVY, "rich"})
 
 
-def test_every_public_name_is_where_type_checkers_find_it() -> None:
-    """`__all__`, the imports that type checkers read and the names found at run time are the same."""
+def typed_names() -> dict[str, str]:
+    """The package's public names as type checkers find them, and their modules."""
     assert ckptpipe.__file__ is not None
-    tree = ast.parse(Path(ckptpipe.__file__).read_text(encoding="utf-8"))
-    typed = {
+    return {
         alias.name: node.module
-        for node in ast.walk(tree)
+        for node in ast.walk(ast.parse(Path(ckptpipe.__file__).read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ckptpipe.")
         for alias in node.names
     }
+
+
+def test_every_public_name_is_where_type_checkers_find_it() -> None:
+    typed = typed_names()
     assert sorted(typed) == sorted(ckptpipe.__all__)
     for name, module in typed.items():
         assert getattr(ckptpipe, name) is getattr(importlib.import_module(module), name), name
     assert set(ckptpipe.__all__) <= set(dir(ckptpipe))
+
+
+@pytest.mark.parametrize("module", sorted(set(typed_names().values())))
+def test_any_name_may_be_used_first(module: str) -> None:
+    """No import needs another one to have been made before."""
+    assert module in imported(f"import {module}")
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
