@@ -18,7 +18,6 @@ from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import RestoreConflict, SaveFailed
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.names import relative_path, unescape
-from ckptpipe.pipeline.open_files import open_error, room_for_files
 from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
@@ -29,6 +28,7 @@ from ckptpipe.pyx.errors import io_error
 from ckptpipe.pyx.files import free_space, openat2, rename_noreplace
 from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import NoSpace
+from ckptpipe.storage_backends.open_limit import open_error, room_for_files
 from ckptpipe.storage_backends.quantities import format_bytes
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 

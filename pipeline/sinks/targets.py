@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ckptpipe.pipeline.open_files import open_error
 from ckptpipe.pipeline.sources.abc import Stream
 from ckptpipe.pyx.errors import IoError
+from ckptpipe.storage_backends.open_limit import open_error
 from ckptpipe.storage_backends.shielded import in_thread
 
 _FULL = (errno.EMFILE, errno.ENFILE)

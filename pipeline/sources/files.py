@@ -18,12 +18,12 @@ from ckptpipe.pipeline.edge import Outlet
 from ckptpipe.pipeline.errors import SourceChanged, SourceError, UsageError
 from ckptpipe.pipeline.image.entries import TreeEntry
 from ckptpipe.pipeline.image.names import check_path, escape, file_stream
-from ckptpipe.pipeline.open_files import open_error, room_for_files
 from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.sources.abc import Source, Stream, fillers, scanned_chunk, zero_chunk
 from ckptpipe.pyx.files import seek_data_ranges
 from ckptpipe.storage_backends.filesystems import cached_share
 from ckptpipe.storage_backends.held_file import HeldFile
+from ckptpipe.storage_backends.open_limit import open_error, room_for_files
 from ckptpipe.storage_backends.shielded import in_thread
 
 CACHED_MAX = 0.25  # a file of which a larger share is cached is read through the cache

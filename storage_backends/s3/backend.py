@@ -21,11 +21,12 @@ from ckptpipe.storage_backends.abc import (
     check_name,
     is_name,
 )
-from ckptpipe.storage_backends.errors import EndpointUnreachable, ObjectNotFound, StorageError, StoreNotFound
+from ckptpipe.storage_backends.errors import EndpointUnreachable, ObjectNotFound, StorageError
 from ckptpipe.storage_backends.options import parse_options
-from ckptpipe.storage_backends.s3.address import Address, check_endpoint, parse_address
+from ckptpipe.storage_backends.s3.address import Address, parse_address
 from ckptpipe.storage_backends.s3.client import S3Client, connect
 from ckptpipe.storage_backends.s3.control import Control
+from ckptpipe.storage_backends.s3.errors import no_bucket
 from ckptpipe.storage_backends.s3.multipart import S3Writer, part_target
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, SPARE_PARTS, S3Options
 from ckptpipe.storage_backends.s3.put import decode_crc32c
@@ -37,7 +38,7 @@ from ckptpipe.storage_backends.s3.upload import Upload, abort_upload
 from ckptpipe.storage_backends.s3.wires import Wires
 
 _CHECK_WITHIN = 20.0  # seconds
-_CHECK_TRIES = 2
+_CHECK_TRIES = 4  # within that time
 _LISTED_TOGETHER = 8
 
 
@@ -86,8 +87,6 @@ class S3Backend(Backend):
     async def open(cls, url: str, context: BackendContext, options: Mapping[str, object]) -> Self:
         address = parse_address(url)
         chosen = parse_options(S3Options, options, cls.scheme)
-        if chosen.endpoint_url:
-            check_endpoint(chosen.endpoint_url)
         client = await connect(address.bucket, chosen, context)
         return cls(address, _Shared(client, address.bucket))
 
@@ -113,11 +112,7 @@ class S3Backend(Backend):
             )
         except ObjectNotFound as error:
             # Some stores say NoSuchKey, or just 404, of a bucket that is not there.
-            place = self._shared.client.place
-            raise StoreNotFound(
-                f"there is no bucket {place.bucket} at {place.endpoint}",
-                cure="create it, or check the name and the option endpoint_url",
-            ) from error
+            raise no_bucket(self._shared.client.place) from error
 
     async def _check_writing(self) -> None:
         """Begin an upload and abort it: proves the permission to write, and leaves nothing."""

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ckptpipe.storage_backends.abc import BackendContext
-from ckptpipe.storage_backends.s3.address import printable_endpoint
+from ckptpipe.storage_backends.errors import EndpointUnreachable, TransientError
+from ckptpipe.storage_backends.s3.address import check_endpoint, printable_endpoint, with_bucket
 from ckptpipe.storage_backends.s3.connections import check_bundle
 from ckptpipe.storage_backends.s3.environment import (
     DEFAULT_REGION,
     explicit_endpoint,
     from_environment,
     is_aws,
+    named_endpoint,
 )
 from ckptpipe.storage_backends.s3.errors import (
+    HTTPS_CURE,
     Fault,
     Place,
     Refused,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 _BACKOFF = 0.1
 _BACKOFF_THROTTLED = 0.5
 _BACKOFF_MOST = 20.0
+_UNREACHABLE_TRIES = 2  # of a check: each may last as long as connect_timeout
 _EQUAL_PARTS_HOSTS = (".r2.cloudflarestorage.com",)
 
 
@@ -59,11 +63,14 @@ class Facts:
 
 
 class Attempts:
-    """The retry loop's memory: call `again` with each fault; it sleeps, or raises what is final."""
+    """The retry loop's memory: call `again` with each fault; it sleeps, or raises what is final.
 
-    def __init__(self, client: S3Client, most: int) -> None:
+    ``unreachable``: tries where nobody takes the connection."""
+
+    def __init__(self, client: S3Client, most: int, unreachable: int) -> None:
         self._client = client
         self._most = most
+        self._unreachable = unreachable
         self._made = 1
 
     def progressed(self) -> None:
@@ -73,7 +80,8 @@ class Attempts:
     async def again(self, fault: Fault) -> None:
         if fault.throttled:
             self._client.pace.slow_down()
-        if not fault.again or self._made >= self._most:
+        most = self._unreachable if isinstance(fault.error, EndpointUnreachable) else self._most
+        if not fault.again or self._made >= most:
             raise fault.error
         base = _BACKOFF_THROTTLED if fault.throttled else _BACKOFF
         longest = min(base * 2 ** (self._made - 1), _BACKOFF_MOST)
@@ -104,12 +112,16 @@ class S3Client:
         self.verify: bool | str | None = False if not options.verify else (options.ca_bundle or None)
         self.plain = False
         self.control: Control | None = None
+        self._answered = False
         self._signs_payloads = options.payload_signing == "on"
         self._sdk: Sdk | None = None
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
-        """Find out where the service is. Sends nothing but what finding credentials needs."""
+        """Find out where the service is. Sends nothing but what finding credentials needs. BadUrl."""
+        name, url = named_endpoint(self.options)
+        if url:
+            check_endpoint(url, name)
         service = from_environment(self.place.bucket, self.options)
         if service is None:
             try:
@@ -130,7 +142,10 @@ class S3Client:
     def _found(self, endpoint: str, region: str) -> None:
         self.endpoint = endpoint
         self.region = region
-        self.place = Place(self.place.bucket, printable_endpoint(endpoint), region)
+        virtual = (
+            with_bucket(endpoint, self.place.bucket) if self.options.addressing_style == "virtual" else ""
+        )
+        self.place = Place(self.place.bucket, printable_endpoint(virtual or endpoint), region, bool(virtual))
         hosts = (urlsplit(endpoint).hostname or "").endswith(_EQUAL_PARTS_HOSTS)
         self.equal_parts = self.options.equal_parts == "on" or (self.options.equal_parts == "auto" and hosts)
 
@@ -144,6 +159,7 @@ class S3Client:
                 sdk = await open_sdk(self.place.bucket, self.options, signs_payloads=self._signs_payloads)
                 self._sdk = sdk
                 self.credentials, self.verify, self.plain = sdk.credentials, sdk.verify, False
+                check_endpoint(sdk.endpoint)
                 self._found(sdk.endpoint, sdk.region)
             return self._sdk
 
@@ -170,7 +186,10 @@ class S3Client:
             self._sdk.sign_payloads()
 
     def attempts(self, most: int = 0) -> Attempts:
-        return Attempts(self, most or self.options.attempts)
+        """``most`` 0: as many as the option says. A service that never answered is asked less often where fewer are
+        wanted."""
+        usual = most or self.options.attempts
+        return Attempts(self, usual, min(most, _UNREACHABLE_TRIES) if most and not self._answered else usual)
 
     def owner(self) -> dict[str, str]:
         found = self.options.expected_bucket_owner
@@ -198,20 +217,24 @@ class S3Client:
         for each attempt where they are a function: what is learnt about the store changes them."""
         tries = self.attempts(attempts)
         within = answer_within or self.options.stall_timeout
+        answer: dict[str, Any]
         while True:
             made = parameters() if callable(parameters) else parameters
             plain = self.plain and self.control is not None
             try:
                 if plain:
                     assert self.control is not None
-                    return await self.control.call(operation, what, made, within)
-                async with asyncio.timeout(within):
-                    answer: dict[str, Any] = await getattr(await self.api(), operation)(**made)
-                    return answer
+                    answer = await self.control.call(operation, what, made, within)
+                else:
+                    async with asyncio.timeout(within):
+                        answer = await getattr(await self.api(), operation)(**made)
+                self._answered = True
+                return answer
             except Refused as refused:
                 fault = refused.fault
             except request_errors() as error:
                 fault = self.explain(what, error)
+            self._answered = self._answered or bool(fault.status)
             if plain and is_redirect(fault):
                 self.plain = False  # the SDK follows
                 continue
@@ -219,7 +242,11 @@ class S3Client:
                 await tries.again(fault)
 
     def explain(self, what: str, error: BaseException) -> Fault:
-        return from_exception(self.place, what, error)
+        fault = from_exception(self.place, what, error)
+        unanswered = isinstance(fault.error, TransientError) and not fault.status and not self._answered
+        if unanswered and self.place.is_http:
+            fault.error.cure = HTTPS_CURE  # servers of TLS close such a connection, or reset it
+        return fault
 
     def adapt(self, fault: Fault, sent: Mapping[str, Any]) -> bool:
         """Learn from a refusal: True where the request should go out once more, without what was refused."""

@@ -58,11 +58,19 @@ class Service:
 
 def explicit_endpoint(options: S3Options) -> str:
     """The endpoint that options or environment name; "" where neither does."""
+    return named_endpoint(options)[1]
+
+
+def named_endpoint(options: S3Options) -> tuple[str, str]:
+    """Who names the endpoint, and the endpoint; two times "" where nobody does."""
     if options.endpoint_url:
-        return options.endpoint_url
+        return "endpoint_url", options.endpoint_url
     if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-        return ""
-    return os.environ.get("AWS_ENDPOINT_URL_S3", "") or os.environ.get("AWS_ENDPOINT_URL", "")
+        return "", ""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if os.environ.get(name):
+            return name, os.environ[name]
+    return "", ""
 
 
 def is_aws(url: str) -> bool:

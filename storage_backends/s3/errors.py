@@ -9,6 +9,7 @@ import re
 import ssl
 import sys
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from ckptpipe.storage_backends.errors import (
     AccessDenied,
@@ -22,11 +23,18 @@ from ckptpipe.storage_backends.errors import (
     Throttled,
     TransientError,
 )
+from ckptpipe.storage_backends.open_limit import limit_cure
 
 CREDENTIALS_CURE = (
     "credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), "
     "a profile (AWS_PROFILE, the option profile), web identity, SSO, or the container's or instance's role"
 )
+HTTPS_CURE = (
+    "the endpoint probably wants https://: write that in the option endpoint_url or AWS_ENDPOINT_URL, "
+    "and check the port"
+)
+_ENDPOINT_CURE = "check the option endpoint_url or AWS_ENDPOINT_URL, and that the server runs"
+_PATH_CURE = "set the option addressing_style to path, unless the service has a host for every bucket"
 _KEY_CURE = f"check which credentials are found; {CREDENTIALS_CURE}"
 
 _THROTTLED = frozenset(
@@ -122,11 +130,16 @@ def is_redirect(fault: Fault) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where requests go, for messages."""
+    """Where requests go, for messages. ``virtual``: the bucket's name is a part of the host's."""
 
     bucket: str
     endpoint: str
     region: str
+    virtual: bool = False
+
+    @property
+    def is_http(self) -> bool:
+        return self.endpoint.lower().startswith("http:")
 
     def store(self) -> str:
         return f"bucket {self.bucket} at {self.endpoint}"
@@ -140,11 +153,8 @@ def from_answer(place: Place, what: str, status: int, code: str, message: str, *
         return Fault(kind(text, cure=cure), again, code, status, message)
 
     if code in ("NoSuchBucket", "InvalidBucketName"):
-        return fault(
-            StoreNotFound,
-            f"there is no bucket {place.bucket} at {place.endpoint}",
-            "create it, or check the name and the option endpoint_url",
-        )
+        missing = no_bucket(place)
+        return fault(StoreNotFound, missing.message, missing.cure)
     if code == "NoSuchUpload":
         return fault(ObjectNotFound, f"{what}: the multipart upload is gone")
     if code in ("NoSuchKey", "NoSuchVersion") or (status == 404 and code in ("", "404", "NotFound")):
@@ -184,7 +194,24 @@ def from_answer(place: Place, what: str, status: int, code: str, message: str, *
         return fault(TransientError, f"{what}: {place.endpoint} answered {said}", again=True)
     if code in _DENIED or status in (401, 403):
         return fault(AccessDenied, f"{what}: {place.store()} refuses: {said}", _denied_cure(code))
+    if status == 400 and code in ("", "400") and place.is_http:
+        # Of servers of TLS: "Client sent an HTTP request to an HTTPS server", in as many wordings as there are servers.
+        return fault(
+            EndpointUnreachable, f"{what}: {place.endpoint} answered {said}, not as S3 does", HTTPS_CURE
+        )
     return fault(StorageError, f"{what}: {place.endpoint} answered {said}")
+
+
+def no_bucket(place: Place) -> StoreNotFound:
+    cures = ["create it, or check the name and the option endpoint_url"]
+    path = urlsplit(place.endpoint).path
+    if path:
+        cures.append(
+            f"the endpoint's path {path} goes before the bucket's name: leave it out unless it belongs there"
+        )
+    if place.virtual:
+        cures.append(_PATH_CURE)
+    return StoreNotFound(f"there is no bucket {place.bucket} at {place.endpoint}", cure="; ".join(cures))
 
 
 def _denied_cure(code: str) -> str:
@@ -203,6 +230,12 @@ def request_errors() -> tuple[type[Exception], ...]:
 
 def from_exception(place: Place, what: str, error: BaseException) -> Fault:
     """The fault of one of `request_errors`."""
+    full = _limit_in(error)
+    if full:
+        return Fault(
+            StorageError(f"{what}: no connection to {place.endpoint} (too many open files)", cure=full),
+            again=True,
+        )
     if "ckptpipe.storage_backends.s3.sdk" in sys.modules:
         from ckptpipe.storage_backends.s3.sdk_errors import from_sdk
 
@@ -226,9 +259,14 @@ def tls_error(place: Place, what: str, error: BaseException) -> EndpointUnreacha
     if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
         found = re.search(r"certificate verify failed: ([^(\[]{1,100})", text)
         why = f" ({found.group(1).strip()})" if found else ""
+        cure = "name its authority's PEM file with the option ca_bundle or AWS_CA_BUNDLE"
+        if "mismatch" in why:
+            cure = "name the endpoint as its certificate does"
+            cure = f"{_PATH_CURE}; or {cure}" if place.virtual else cure
+        elif "expired" in why or "not yet valid" in why:
+            cure = "have the certificate renewed, or set this machine's clock"
         return EndpointUnreachable(
-            f"{what}: the certificate of {place.endpoint} is not trusted{why}",
-            cure="name its authority's PEM file with the option ca_bundle or AWS_CA_BUNDLE",
+            f"{what}: the certificate of {place.endpoint} is not trusted{why}", cure=cure
         )
     return EndpointUnreachable(
         f"{what}: no TLS connection to {place.endpoint} ({reason(error)})",
@@ -239,8 +277,18 @@ def tls_error(place: Place, what: str, error: BaseException) -> EndpointUnreacha
 def unreachable(place: Place, what: str, reason: str) -> EndpointUnreachable:
     return EndpointUnreachable(
         f"{what}: nobody answers at {place.endpoint} ({reason})",
-        cure="check the option endpoint_url or AWS_ENDPOINT_URL, and that the server runs",
+        cure=f"{_PATH_CURE}; or {_ENDPOINT_CURE}" if place.virtual else _ENDPOINT_CURE,
     )
+
+
+def _limit_in(error: BaseException) -> str:
+    """The cure where a limit on open files is among the causes."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and (cure := limit_cure(inner.errno or 0)):
+            return cure
+        inner = inner.__cause__ or inner.__context__
+    return ""
 
 
 def reason(error: BaseException) -> str:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptpipe.pipeline.open_files import open_error, room_for_files
 from ckptpipe.pipeline.sinks.targets import OpenTargets, Target
 from ckptpipe.pipeline.sources.abc import Stream
 from ckptpipe.pyx.errors import IoError
+from ckptpipe.storage_backends.open_limit import open_error, room_for_files
 from tests.pipeline.runs import KIB, MIB, memory_dir
 from tests.pipeline.trees import look, write
 

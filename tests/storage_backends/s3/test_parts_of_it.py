@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import ssl
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +16,16 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from ckptpipe.storage_backends.errors import AccessDenied, ObjectNotFound, StoreNotFound, Throttled
-from ckptpipe.storage_backends.s3.errors import Place, clean, from_answer, parse_error_body
+from ckptpipe.storage_backends.s3.connections import NoConnection
+from ckptpipe.storage_backends.s3.errors import (
+    Place,
+    clean,
+    from_answer,
+    from_exception,
+    no_bucket,
+    parse_error_body,
+    tls_error,
+)
 from ckptpipe.storage_backends.s3.pace import Pace
 from ckptpipe.storage_backends.s3.sigv4 import UNSIGNED_PAYLOAD, Signer
 
@@ -128,3 +141,51 @@ def test_classes(status: int, code: str, kind: Any, again: bool) -> None:
         assert "leave out the option no_sign_request" in fault.error.cure
     if status == 301:
         assert "eu-west-9" in str(fault.error)
+
+
+@pytest.mark.parametrize(
+    ("why", "virtual", "cure"),
+    [
+        (
+            "Hostname mismatch, certificate is not valid for 'x'.",
+            False,
+            "name the endpoint as its certificate",
+        ),
+        ("IP address mismatch, certificate is not valid for '::1'.", False, "name the endpoint as its"),
+        (
+            "Hostname mismatch, certificate is not valid for 'a.b.x'.",
+            True,
+            "set the option addressing_style to path",
+        ),
+        ("certificate has expired", False, "renewed, or set this machine's clock"),
+        ("certificate is not yet valid", False, "set this machine's clock"),
+        ("self-signed certificate", False, "ca_bundle"),
+        ("unable to get local issuer certificate", True, "ca_bundle"),
+    ],
+)
+def test_the_cure_for_a_certificate(why: str, virtual: bool, cure: str) -> None:
+    """As OpenSSL words it (X509_verify_cert_error_string), and Python before it."""
+    error = ssl.SSLCertVerificationError(
+        1, f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: {why} (_ssl.c:1006)"
+    )
+    found = tls_error(replace(PLACE, virtual=virtual), "s3://bucket/x", error)
+    assert why in found.message
+    assert cure in found.cure and ("ca_bundle" in cure) == ("ca_bundle" in found.cure)
+
+
+def test_no_descriptor_for_a_connection_is_not_the_endpoints_fault() -> None:
+    try:
+        try:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        except OSError as error:
+            raise NoConnection(str(error)) from error
+    except NoConnection as error:
+        fault = from_exception(PLACE, "s3://bucket/x", error)
+    assert fault.again and "too many open files" in fault.error.message
+    assert "ulimit -n" in fault.error.cure and "endpoint" not in fault.error.cure
+
+
+def test_where_a_bucket_may_be_missing_from() -> None:
+    assert no_bucket(PLACE).cure == "create it, or check the name and the option endpoint_url"
+    assert "path /bucket goes before" in no_bucket(replace(PLACE, endpoint="http://x/bucket")).cure
+    assert "addressing_style to path" in no_bucket(replace(PLACE, virtual=True)).cure

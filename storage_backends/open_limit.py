@@ -1,4 +1,4 @@
-"""How many files one end of a run may hold open, and what to say where one more is too many."""
+"""How many files one part of a run may hold open, and what to say where one more is too many."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ def room_for_files() -> int:
 
 def open_error(error: OSError, operation: str, path: str) -> IoError:
     """The error of ``operation`` on ``path``, with the cure where a limit on open files is in the way."""
-    cure = ""
-    if error.errno == errno.EMFILE:
-        cure = f"raise the limit on open files of this process, which is {_limit()} (ulimit -n)"
-    elif error.errno == errno.ENFILE:
-        cure = "raise the limit on open files of the whole system (sysctl fs.file-max)"
-    return io_error(error.errno or errno.EIO, operation, path, cure=cure)
+    number = error.errno or errno.EIO
+    return io_error(number, operation, path, cure=limit_cure(number))
+
+
+def limit_cure(number: int) -> str:
+    """What helps against errno ``number`` where that is a limit on open files; "" where it is none."""
+    if number == errno.EMFILE:
+        return f"raise the limit on open files of this process, which is {_limit()} (ulimit -n)"
+    if number == errno.ENFILE:
+        return "raise the limit on open files of the whole system (sysctl fs.file-max)"
+    return ""
 
 
 def _limit() -> int:
