@@ -1,10 +1,8 @@
-"""A queue of copies that loads files, and files that count who holds them: for tests of the file loader."""
+"""A queue of copies that loads files: for tests of the file loader."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +11,6 @@ from tests.pyx.gpu import Machine
 
 PIECE = 64 << 10
 PLAN = cuda.LoadPlan(threads=2, buffers=4, copy_bytes=PIECE, part_bytes=PIECE // 4)
-
-
-class HeldFile:
-    """A descriptor, and how many hold it."""
-
-    def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
-        self.descriptor = os.open(path, flags)
-        self.holds = 1
-        self.most = 1
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def share(self) -> HeldFile:
-        self.holds += 1
-        self.most = max(self.most, self.holds)
-        return self
-
-    def release(self) -> None:
-        assert self.holds > 0
-        self.holds -= 1
-
-
-@contextmanager
-def held(path: Path, flags: int = os.O_RDONLY) -> Iterator[HeldFile]:
-    file = HeldFile(path, flags)
-    try:
-        yield file
-        assert file.holds == 1, "every operation gives its hold back"
-    finally:
-        os.close(file.descriptor)
 
 
 class Loading:

@@ -11,8 +11,9 @@ import pytest
 
 from ckptpipe.pyx import cuda
 from ckptpipe.pyx.workers import Scan
+from tests.counted_file import CountedFile, held
 from tests.pyx.gpu import MIB, Machine, done, machine, pattern
-from tests.pyx.loads import PIECE, HeldFile, Loading, held
+from tests.pyx.loads import PIECE, Loading
 from tests.pyx.loops import LoopFactory, each_loop, run, turns, until
 
 SIZES = [1, 63, 4096, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, MIB + 5]
@@ -94,7 +95,7 @@ def test_many_at_once_from_several_files(tmp_path: Path, loop_factory: LoopFacto
 
     async def main(gpus: Machine) -> None:
         target = gpus.allocate(0, 24 * nbytes)
-        files = [HeldFile(tmp_path / f"f{number}") for number in range(3)]
+        files = [CountedFile(tmp_path / f"f{number}") for number in range(3)]
         async with Loading(gpus, cuda.LoadPlan(4, 12, PIECE, PIECE // 2), depth=5) as queue:
             answers = await asyncio.gather(
                 *(queue.load(files[k % 3], k // 3 * nbytes, nbytes, target + k * nbytes) for k in range(24))
@@ -103,7 +104,7 @@ def test_many_at_once_from_several_files(tmp_path: Path, loop_factory: LoopFacto
         assert gpus.read(0, target, 24 * nbytes) == b"".join(parts)
         for file in files:
             assert (file.holds, file.most) == (1, 9)
-            os.close(file.descriptor)
+            file.release()
 
     with machine() as gpus:
         run(main(gpus), loop_factory)

@@ -10,8 +10,9 @@ import pytest
 
 from ckptpipe.pyx import cuda
 from ckptpipe.pyx.memory import live_mappings
+from tests.counted_file import held
 from tests.pyx.gpu import Machine, machine, pattern
-from tests.pyx.loads import PIECE, PLAN, Loading, held, load_threads
+from tests.pyx.loads import PIECE, PLAN, Loading, load_threads
 from tests.pyx.loops import LoopFactory, each_loop, run, turns, until
 
 

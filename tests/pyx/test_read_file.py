@@ -14,30 +14,10 @@ import pytest
 from ckptpipe.pyx.pool_mapping import PoolMapping
 from ckptpipe.pyx.staging import Lease, lease_buffer, lease_range, outstanding
 from ckptpipe.pyx.workers import Scan, WorkerPool
+from tests.counted_file import CountedFile
 
 MIB = 1 << 20
 PIECE = 2 * MIB
-
-
-class File:
-    """As storage_backends.abc.LocalFile."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-        self.descriptor = os.open(path, os.O_RDONLY)
-        self.holds = 1
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def share(self) -> File:
-        self.holds += 1
-        return self
-
-    def release(self) -> None:
-        self.holds -= 1
-        if not self.holds:
-            os.close(self.descriptor)
 
 
 def memory(nbytes: int) -> int:
@@ -59,7 +39,7 @@ def test_contents_and_checksum(tmp_path: Path, huge: bool, nbytes: int) -> None:
     os.pwrite(pool, b"x" * 100, PIECE + nbytes)  # what lies behind stays
 
     async def main() -> None:
-        file = File(tmp_path / "file")
+        file = CountedFile(tmp_path / "file")
         mapping = PoolMapping(pool, 16 * MIB, writable=True)
         assert mapping.address % PIECE == 0
         async with WorkerPool(3) as workers:
@@ -88,7 +68,7 @@ def test_threads_read_a_range_together_in_parts(tmp_path: Path, nbytes: int, par
     rooms = [bytearray(b"x" * (nbytes + 10)) for _ in range(5)]
 
     async def main() -> None:
-        file = File(tmp_path / "file")
+        file = CountedFile(tmp_path / "file")
         async with WorkerPool(3) as workers:
             leases = [lease_buffer(room) for room in rooms]
             futures = [workers.read_file(file, 777, lease, nbytes, part=part) for lease in leases]
@@ -113,7 +93,7 @@ def test_what_is_first_in_the_queue_is_complete_first(tmp_path: Path) -> None:
         order.append(number)
 
     async def main() -> None:
-        file = File(tmp_path / "file")
+        file = CountedFile(tmp_path / "file")
         async with WorkerPool(1) as workers:
             rooms = [lease_buffer(bytearray(8 * MIB)) for _ in range(4)]
             for number, lease in enumerate(rooms):
@@ -132,7 +112,7 @@ def test_a_part_in_the_middle_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(os.urandom(5 * MIB + 5))
 
     async def main() -> None:
-        file = File(tmp_path / "file")
+        file = CountedFile(tmp_path / "file")
         async with WorkerPool(3) as workers:
             with lease_buffer(bytearray(8 * MIB)) as one, lease_buffer(bytearray(MIB)) as two:
                 bad = workers.read_file(file, 0, one, 8 * MIB, part=256 << 10)
@@ -157,12 +137,12 @@ def test_a_file_that_ends_before_and_one_that_cannot_be_read(tmp_path: Path) -> 
     async def main() -> None:
         async with WorkerPool(1) as workers:
             with lease_buffer(room) as lease:
-                file = File(tmp_path / "file")
+                file = CountedFile(tmp_path / "file")
                 with pytest.raises(OSError, match=rf"read {tmp_path}/file at byte {3 * MIB}") as caught:
                     await workers.read_file(file, MIB, lease, 4 * MIB)
                 assert caught.value.errno == errno.ENODATA
                 file.release()
-                folder = File(tmp_path)
+                folder = CountedFile(tmp_path)
                 with pytest.raises(IsADirectoryError):
                     await workers.read_file(folder, 0, lease, 4096)
                 with pytest.raises(ValueError, match="no file has a byte"):
@@ -181,7 +161,7 @@ def test_the_job_holds_the_file_though_nobody_waits_any_more(tmp_path: Path) -> 
     room = bytearray(8 * MIB)
 
     async def main() -> None:
-        file = File(tmp_path / "file")
+        file = CountedFile(tmp_path / "file")
         async with WorkerPool(1) as workers:
             futures = []
             with lease_buffer(room) as lease:
@@ -246,7 +226,7 @@ def test_looking_at_a_file_without_keeping_it(tmp_path: Path, nbytes: int) -> No
     (tmp_path / "file").write_bytes(data + bytes(3 * MIB))
 
     async def main() -> None:
-        file = File(tmp_path / "file")
+        file = CountedFile(tmp_path / "file")
         async with WorkerPool(3) as workers:
             assert await workers.scan_file(file, 777, nbytes) == Scan(
                 independent.crc32c(data[777:]), nbytes == 0
