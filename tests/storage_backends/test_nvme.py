@@ -179,6 +179,7 @@ def test_a_comma_in_a_path(workdir: Path) -> None:
 
 _AS_NOBODY = """
 import asyncio, os, sys
+import concurrent.futures.thread  # asyncio's: later, a home of root's cannot be read any more
 from ckptpipe.storage_backends import nvme
 from ckptpipe.storage_backends.errors import AccessDenied
 from ckptpipe.storage_backends.testing import lent_context
