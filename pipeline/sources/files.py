@@ -23,7 +23,7 @@ from ckptpipe.pipeline.sources.abc import Source, Stream, fillers, scanned_chunk
 from ckptpipe.pyx.files import seek_data_ranges
 from ckptpipe.storage_backends.filesystems import cached_share
 from ckptpipe.storage_backends.held_file import HeldFile
-from ckptpipe.storage_backends.open_limit import open_error, room_for_files
+from ckptpipe.storage_backends.open_limit import limit_cure, open_error, room_for_files
 from ckptpipe.storage_backends.shielded import in_thread
 
 CACHED_MAX = 0.25  # a file of which a larger share is cached is read through the cache
@@ -401,7 +401,8 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         raise SourceError(
-            f"{directory} cannot be read: {error.strerror}", cure="check its permissions"
+            f"{directory} cannot be read: {error.strerror}",
+            cure=limit_cure(error.errno or 0) or "check its permissions",
         ) from error
 
 

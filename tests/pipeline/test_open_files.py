@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import ckptpipe
 from ckptpipe.pipeline.sinks.targets import OpenTargets, Target
 from ckptpipe.pipeline.sources.abc import Stream
 from ckptpipe.pyx.errors import IoError
 from ckptpipe.storage_backends.open_limit import open_error, room_for_files
-from tests.pipeline.runs import KIB, MIB, memory_dir
+from tests.pipeline.runs import KIB, MIB, SMALL, memory_dir, run
 from tests.pipeline.trees import look, write
 
 __all__ = ["memory_dir"]
@@ -144,6 +145,17 @@ def test_the_cure_is_that_of_the_limit(number: int, cure: str) -> None:
     error = open_error(OSError(number, ""), "open", "x")
     assert (error.errno, error.operation, error.filename) == (number, "open", "x")
     assert cure in error.cure and bool(error.cure) == bool(cure)
+
+
+def test_a_directory_that_no_descriptor_is_left_for(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(workdir / "tree" / "file", b"x")
+
+    def full(path: str) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(os, "scandir", full)
+    with pytest.raises(ckptpipe.SourceError, match=r"tree cannot be read: .*ulimit -n"):
+        run(ckptpipe.save(workdir / "tree", to="memory:full", settings=SMALL))
 
 
 def test_half_of_what_is_left_is_room() -> None:
