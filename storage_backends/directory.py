@@ -24,6 +24,7 @@ from ckptpipe.storage_backends.errors import (
     StorageError,
     StoreNotFound,
 )
+from ckptpipe.storage_backends.open_limit import limit_cure
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -56,7 +57,7 @@ def storage_error(error: OSError, operation: str, path: str) -> StorageError:
         return StoreNotFound(f"{path}: not a directory")
     if number == errno.EIO:
         return StorageError(what, cure="the device or the mount reports damage: look at the kernel log")
-    return StorageError(what, cure=getattr(error, "cure", ""))
+    return StorageError(what, cure=getattr(error, "cure", "") or limit_cure(number))
 
 
 @contextmanager

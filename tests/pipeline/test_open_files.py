@@ -17,6 +17,7 @@ import ckptpipe
 from ckptpipe.pipeline.sinks.targets import OpenTargets, Target
 from ckptpipe.pipeline.sources.abc import Stream
 from ckptpipe.pyx.errors import IoError
+from ckptpipe.storage_backends.directory import storage_error
 from ckptpipe.storage_backends.open_limit import open_error, room_for_files
 from tests.pipeline.runs import KIB, MIB, SMALL, memory_dir, run
 from tests.pipeline.trees import look, write
@@ -145,6 +146,7 @@ def test_the_cure_is_that_of_the_limit(number: int, cure: str) -> None:
     error = open_error(OSError(number, ""), "open", "x")
     assert (error.errno, error.operation, error.filename) == (number, "open", "x")
     assert cure in error.cure and bool(error.cure) == bool(cure)
+    assert cure in storage_error(OSError(number, ""), "open", "x").cure
 
 
 def test_a_directory_that_no_descriptor_is_left_for(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
