@@ -2,21 +2,27 @@
 
 ckptpipe, s5cmd, boto3 (s3transfer's threads) and boto3's transfer manager over awscrt move the same file to
 SeaweedFS on loopback and back, to a file in memory, to one on the disk and to nowhere, taking turns; medians are
-compared. So does a bare loop in C, `bench.s3_floor`: less CPU time than it takes is not to be had on this machine. The source lies in memory (/dev/shm) where there is room. CPU seconds are the client's own, without the
+compared. So does a bare loop in C over http, `bench.s3_floor`: less CPU time than it takes is not to be had on this
+machine. The source lies in memory (/dev/shm) where there is room. CPU seconds are the client's own, without the
 server's: of the operation, for Python's clients without the interpreter's start and imports, and of the whole
 process, with them.
 
-    python -m bench.s3_vs_peers [--mib 1024] [--repeat 3] [--clients ckptpipe,s5cmd]
+What ckptpipe restored is on the disk when it returns, what the others wrote is in the page cache: in the rows "GET
+to disk, synced" every file is synced (fsync(2)) inside of the measured time.
+
+    python -m bench.s3_vs_peers [--mib 1024] [--repeat 3] [--clients ckptpipe,s5cmd] [--https]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,25 +32,27 @@ from bench.image_like import ImageLike
 from bench.measured import Cost, run_work
 from bench.report import Answer, Table
 from bench.scratch import GIB, memory_folder, scratch
+from tests.services.certificates import make_certificates
 from tests.services.seaweedfs import S3Server, start_seaweedfs
 
 MIB = 1 << 20
 BARE = "bare loop"
 CLIENTS = ("ckptpipe", "s5cmd", BARE, "boto3", "awscrt")
-OPERATIONS = ("PUT", "GET to file", "GET to disk", "GET to nowhere")
+SYNCED = "GET to disk, synced"
+OPERATIONS = ("PUT", "GET to file", "GET to disk", SYNCED, "GET to nowhere")
 
 
-def available(wanted: Sequence[str] = CLIENTS) -> tuple[list[str], list[str]]:
+def available(wanted: Sequence[str] = CLIENTS, *, https: bool = False) -> tuple[list[str], list[str]]:
     """Clients of ``wanted`` that are installed, and a note for each that is not."""
     missing = {
         "s5cmd": shutil.which("s5cmd") is None,
-        BARE: s3_floor.compiler() is None,
+        BARE: https or s3_floor.compiler() is None,
         "boto3": find_spec("boto3") is None,
         "awscrt": find_spec("awscrt") is None or find_spec("boto3") is None,
     }
     here = [client for client in wanted if not missing.get(client)]
     return here, [
-        "there is no C compiler for the bare loop"
+        ("the bare loop speaks http only" if https else "there is no C compiler for the bare loop")
         if client == BARE
         else f"{client} is not installed: pip install '.[bench]'"
         for client in wanted
@@ -57,13 +65,14 @@ def measure(
     repeat: int = 3,
     operations: Sequence[str] = OPERATIONS,
     wanted: Sequence[str] = CLIENTS,
+    https: bool = False,
 ) -> Answer:
-    clients, notes = available(wanted)
+    clients, notes = available(wanted, https=https)
     costs: dict[tuple[str, str], list[Cost]] = {(what, who): [] for what in operations for who in clients}
     with (
         scratch("s3", nbytes * (len(clients) + 3) + 2 * GIB) as folder,
         memory_folder("s3-source", 2 * nbytes) as memory,
-        start_seaweedfs(folder) as server,
+        start_seaweedfs(folder, certificates=make_certificates(folder) if https else None) as server,
     ):
         files = memory or folder
         if memory is None:
@@ -78,7 +87,7 @@ def measure(
             with _turn(server, f"turn-{number}", source, program) as turn:
                 for what in operations:
                     for who in order:
-                        target = {"GET to file": files, "GET to disk": folder}.get(what)
+                        target = {"GET to file": files, "GET to disk": folder, SYNCED: folder}.get(what)
                         costs[what, who].append(turn.once(what, who, target))
     table = Table(
         (
@@ -115,8 +124,8 @@ def measure(
         "to reach: no slower than s5cmd, 0.6 CPU s/GB on PUT and 0.5 on GET"
     )
     return Answer(
-        "s3_vs_peers",
-        "S3 PUT and GET against other clients, one server, http",
+        f"s3_vs_peers{'_https' if https else ''}",
+        f"S3 PUT and GET against other clients, one server, {'https' if https else 'http'}",
         table,
         {
             "nbytes": size,
@@ -142,18 +151,25 @@ class _Turn:
         """One client, one operation; the file that a GET wrote is removed before the next."""
         target = into / "got" if into is not None else None
         try:
-            if who == BARE:
-                return self._bare(what, target)
-            place = str(self.source) if what == "PUT" else str(target or "")
-            work = getattr(s3_clients, f"{who}_{'put' if what == 'PUT' else 'get'}")
-            name = "source" if what == "PUT" else "target"
-            if who == "s5cmd":
-                cost: Cost = work(place, self.bucket, self.server.environment())
-                return cost
-            return run_work(work, environment=self.server.environment(), **{name: place}, bucket=self.bucket)
+            cost = self._bare(what, target) if who == BARE else self._by_client(what, who, target)
+            if what == SYNCED:
+                assert target is not None
+                began = time.perf_counter()
+                _sync(target)
+                cost = replace(cost, seconds=cost.seconds + time.perf_counter() - began)
+            return cost
         finally:
             if target is not None:
                 shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+
+    def _by_client(self, what: str, who: str, target: Path | None) -> Cost:
+        place = str(self.source) if what == "PUT" else str(target or "")
+        work = getattr(s3_clients, f"{who}_{'put' if what == 'PUT' else 'get'}")
+        name = "source" if what == "PUT" else "target"
+        if who == "s5cmd":
+            cost: Cost = work(place, self.bucket, self.server.environment())
+            return cost
+        return run_work(work, environment=self.server.environment(), **{name: place}, bucket=self.bucket)
 
     def _bare(self, what: str, target: Path | None) -> Cost:
         assert self.program is not None
@@ -166,6 +182,16 @@ class _Turn:
         if what == "PUT":
             return floor.put(self.source, self.bucket, self.client)
         return floor.get(target, self.bucket, self.source.stat().st_size)
+
+
+def _sync(target: Path) -> None:
+    """The file, or those in the folder: what a client that does not do so leaves in the page cache."""
+    for path in target.rglob("*") if target.is_dir() else (target,):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 @contextmanager
@@ -191,8 +217,10 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--clients", default=",".join(CLIENTS), help="separated by commas")
+    parser.add_argument("--https", action="store_true", help="over TLS; a table of its own")
     arguments = parser.parse_args()
-    measure(arguments.mib * MIB, arguments.repeat, wanted=arguments.clients.split(",")).publish()
+    wanted = arguments.clients.split(",")
+    measure(arguments.mib * MIB, arguments.repeat, wanted=wanted, https=arguments.https).publish()
 
 
 if __name__ == "__main__":
