@@ -7,13 +7,17 @@ import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from ckptpipe.storage_backends.errors import EndpointUnreachable
+from ckptpipe.storage_backends.s3.dial import dial
+from ckptpipe.storage_backends.s3.plain_wire import PlainWire
+from ckptpipe.storage_backends.s3.secure_stream import SecureStream
+from ckptpipe.storage_backends.s3.secure_wire import SecureWire
 from ckptpipe.storage_backends.s3.wire import Wire
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
 _SPARE_SENDERS = 4  # for objects that are sent beside the parts
+_SPARE_SECURE = 32  # over TLS each small request holds a thread, too
 _IDLE_MOST = 12.0  # seconds after which an idle connection is not trusted any more
 
 
@@ -35,7 +39,7 @@ class NoConnection(OSError):
 
 
 class Connections:
-    """``senders``: threads that send bodies, made when they are needed."""
+    """``senders``: threads that send and receive bodies at the same time, made when they are needed."""
 
     def __init__(
         self, *, verify: bool | str | None, connect_timeout: float, stall_timeout: float, senders: int
@@ -47,7 +51,9 @@ class Connections:
         self._lent: set[Wire] = set()
         self._context: ssl.SSLContext | None = None
         self._contexts = asyncio.Lock()
-        self._senders = ThreadPoolExecutor(senders + _SPARE_SENDERS, thread_name_prefix="ckpt-s3-send")
+        self._senders = ThreadPoolExecutor(
+            senders + _SPARE_SENDERS + _SPARE_SECURE, thread_name_prefix="ckpt-s3-send"
+        )
 
     async def lend(self, origin: Origin, *, fresh: bool = False) -> Wire:
         """A connection to ``origin``: an idle one, the youngest first, or a new one."""
@@ -83,25 +89,35 @@ class Connections:
         await wire.closed()
 
     async def _connect(self, origin: Origin) -> Wire:
-        loop = asyncio.get_running_loop()
-        secure: dict[str, Any] = {}
-        if origin.scheme == "https":
-            secure = {"ssl": await self._ssl_context(), "server_hostname": origin.host}
+        context = await self._ssl_context() if origin.scheme == "https" else None
         try:
             async with asyncio.timeout(self._connect_timeout):
-                transport, wire = await loop.create_connection(
-                    lambda: Wire(self._senders), origin.host, origin.port, **secure
-                )
+                if context is not None:
+                    return await self._secure(origin, context)
+                return await self._plain(origin)
         except ssl.SSLError:
             raise
         except TimeoutError as error:
             raise NoConnection("no connection within the connect_timeout") from error
         except OSError as error:
             raise NoConnection(error.strerror or str(error)) from error
-        found = transport.get_extra_info("socket")
-        if found is not None:
-            tune_socket(found, self._stall_timeout)
+
+    async def _plain(self, origin: Origin) -> Wire:
+        transport, wire = await asyncio.get_running_loop().create_connection(
+            lambda: PlainWire(self._senders), origin.host, origin.port
+        )
+        tune_socket(transport.get_extra_info("socket"), self._stall_timeout)
         return wire
+
+    async def _secure(self, origin: Origin, context: ssl.SSLContext) -> Wire:
+        made = await dial(origin.host, origin.port)
+        try:
+            tune_socket(made, self._stall_timeout)
+            stream = SecureStream(made, context, origin.host)
+        except BaseException:
+            made.close()
+            raise
+        return await SecureWire.over(stream, self._senders)
 
     async def _ssl_context(self) -> ssl.SSLContext:
         async with self._contexts:

@@ -21,10 +21,6 @@ from ckptpipe.storage_backends.s3.wires import Wires
 _DAMAGED = ("BadDigest", "XAmzContentChecksumMismatch")
 
 
-class _InMemory(Exception):
-    """The body has to lie in memory to be sent."""
-
-
 class Puts:
     def __init__(self, client: S3Client, bucket: str, wires: Wires) -> None:
         self._client = client
@@ -34,11 +30,10 @@ class Puts:
 
     @property
     def sends_files(self) -> bool:
-        """Whether the kernel may send pieces of files by itself: over http, to a store that compares checksums."""
+        """Whether pieces of files may be sent past our memory: to a store that compares checksums."""
         client = self._client
         return (
-            client.scheme == "http"
-            and client.facts.checksum is True
+            client.facts.checksum is True
             and not client.signs_payloads
             and not self._through_sdk
             and not self._wires.why_not
@@ -104,9 +99,6 @@ class Puts:
             except Unsignable:
                 self._leave_to_sdk("the store wants the SDK's own signatures")
                 continue
-            except _InMemory:
-                await self._bring_in(put, held)
-                continue
             except Refused as refused:
                 fault = refused.fault
             except request_errors() as error:
@@ -144,8 +136,6 @@ class Puts:
                 body: list[memoryview | FilePiece] = []
                 for item, nbytes in put.ranges:
                     if isinstance(item, FilePiece):
-                        if not wire.by_thread:
-                            raise _InMemory
                         body.append(item)
                         continue
                     whole = views.enter_context(memoryview(item))

@@ -80,8 +80,8 @@ class RangedGet:
 
     @property
     def goes_through(self) -> bool:
-        """Whether threads can receive: over http, from a store that the SDK is not needed for."""
-        return self._client.scheme == "http" and not self._wires.why_not and not self._through_sdk
+        """Whether threads can receive: from a store that the SDK is not needed for."""
+        return not self._wires.why_not and not self._through_sdk
 
     async def read_into(self, key: str, what: str, offset: int, nbytes: int, lease: Lease) -> int | None:
         if nbytes < 0 or offset < 0 or nbytes > lease.nbytes:
@@ -176,8 +176,6 @@ class RangedGet:
             raise StorageError(f"{wanted.what}: the store ignores Range: it can't be read in parts")
         elif length < left:
             raise _truncated(wanted, length)
-        if not isinstance(wanted.target, memoryview) and not wire.by_thread:
-            raise _NotThrough
         if not wanted.etag:
             wanted.etag = answer.headers.get("etag", "")
         await self._receive(wire, answer, wanted, min(length, left))

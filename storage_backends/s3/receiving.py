@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 
 from ckptpipe.pyx.errors import IoError, io_error
-from ckptpipe.pyx.receive import PIECE_BYTES, Body
+from ckptpipe.pyx.receive import Body
 from ckptpipe.storage_backends.abc import Landing
-
-_own = threading.local()  # each thread's piece of a body that is kept nowhere in memory
+from ckptpipe.storage_backends.s3.hot_piece import hot_piece
 
 
 class Receiving:
@@ -81,7 +79,7 @@ class Receiving:
         early = self._early
         try:
             for target, body in self._parts:
-                memory = target if isinstance(target, memoryview) else _piece()
+                memory = target if isinstance(target, memoryview) else hot_piece()
                 nbytes = target.nbytes
                 try:
                     whole = body.run(memory, early[:nbytes])
@@ -94,11 +92,3 @@ class Receiving:
             return True
         finally:
             self._socket.close()
-
-
-def _piece() -> bytearray:
-    try:
-        piece: bytearray = _own.piece
-    except AttributeError:
-        piece = _own.piece = bytearray(PIECE_BYTES)
-    return piece

@@ -1,40 +1,21 @@
-"""One HTTP/1.1 connection that receives bodies into the caller's memory or file, and sends them from memory: threads
-of their own do it (`Receiving`, `Sending`). What is small, and all that goes through TLS, the loop does: it reads
-straight into the caller's memory (`asyncio.BufferedProtocol`).
+"""One HTTP/1.1 connection that receives bodies into the caller's memory or file, and sends them from there.
 
-Only what ranged GETs and PUTs need: one request at a time, answers with Content-Length. Chunked answers are
-read where they are errors, which are small.
+Only what ranged GETs, PUTs and small requests need: one request at a time, answers with Content-Length. Chunked
+answers are read where they are documents.
 """
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
-import socket
-import struct
-import termios
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from ckptpipe.storage_backends.abc import Landing
-from ckptpipe.storage_backends.s3.chunked import Chunked
 from ckptpipe.storage_backends.s3.file_piece import FilePiece
-from ckptpipe.storage_backends.s3.receiving import Receiving
-from ckptpipe.storage_backends.s3.sending import Sending
-from ckptpipe.storage_backends.shielded import shielded
 
-_HEAD_MAX = 65536  # bytes of status line and headers
-_ERROR_MAX = 65536  # bytes of an error document that are read; the rest goes with the connection
-_HEAD_READ = 16384
-# A body is read when this much of it has come, or all that is missing: at every segment the loop would wake for
-# 64 KiB. No more, so that a slow connection still shows its progress.
-_LOW_WATER = 1 << 18
-_BESIDE_HEAD = 1 << 16  # a body up to this size is not worth a thread
-_TLS_PIECE = 1 << 18  # bytes that are encrypted in one turn of the loop
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
+HEAD_MAX = 65536  # bytes of status line and headers
+HEAD_READ = 16384
+ERROR_MAX = 65536  # bytes of an error document that are read; the rest goes with the connection
 
 
 class WireError(ConnectionError):
@@ -62,36 +43,21 @@ class Answer:
         value = self.headers.get("content-length", "")
         return int(value) if value.isascii() and value.isdigit() else None
 
+    @property
+    def chunked(self) -> bool:
+        return "chunked" in self.headers.get("transfer-encoding", "").lower()
 
-class Wire(asyncio.BufferedProtocol):
-    def __init__(self, senders: Executor | None = None) -> None:
-        """``senders``: whose threads send and receive bodies."""
-        self._senders = senders
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._head = bytearray()
-        # A memoryview, not the bytearray: asyncio's TLS slices what it gets, and a slice must not be a copy.
-        self._space = memoryview(bytearray(_HEAD_READ))
-        self._view: memoryview | None = None  # of the destination, while a body goes there
-        self._lent: memoryview | None = None  # the piece of it that the loop reads into
-        self._want = 0  # bytes of the body that are still to come
+
+class Wire(ABC):
+    """`PlainWire` over TCP, `SecureWire` over TLS. Whoever has one calls from the loop."""
+
+    def __init__(self) -> None:
         self._answer: Answer | None = None
-        self._begun: asyncio.Future[Answer] | None = None
-        self._done: asyncio.Future[None] | None = None
-        self._closed: asyncio.Future[None] = self._loop.create_future()
-        self._used = False
-        self._into_view = False
-        self._moved = 0
-        self._sending: Sending | None = None  # while a request's body is on its way
-        self._receiving: Receiving | None = None  # while an answer's is, on a thread
-        self._written = 0  # bytes of it given to the transport, where that sends it
-        self._full: asyncio.Future[None] | None = None  # while the transport wants no more
-        self._socket: socket.socket | None = None  # where the kernel's low-water mark is ours to set
-        self._low_water = 1
 
     @property
+    @abstractmethod
     def open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        """Neither side is known to have closed it."""
 
     @property
     def finished(self) -> bool:
@@ -99,382 +65,57 @@ class Wire(asyncio.BufferedProtocol):
         answer = self._answer
         return answer is not None and answer.keep and answer.length() == answer.received
 
+    @abstractmethod
     def bytes_moved(self) -> int:
-        """Received since ever, and what the peer has of the body that is being sent."""
-        moved = self._moved
-        if self._receiving is not None:
-            moved += self._receiving.arrived
-        transport = self._transport
-        if self._sending is not None:
-            moved += self._sending.sent - self._unacknowledged()
-        elif self._written and transport is not None and not transport.is_closing():
-            moved += self._written - transport.get_write_buffer_size()
-        return moved
+        """Received since ever, and what the peer has of what is being sent: it changes while there is progress."""
 
-    def _unacknowledged(self) -> int:
-        """Bytes in the socket's buffer (tcp(7), SIOCOUTQ)."""
-        if self._socket is None or not self.open:
-            return 0
-        space = bytearray(4)
-        try:
-            fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, space)
-        except OSError:
-            return 0
-        return int.from_bytes(space, "little")
-
-    # The caller's side.
-
+    @abstractmethod
     async def ask(self, request: bytes, body: Sequence[memoryview | FilePiece] = ()) -> Answer:
-        """Send ``request``, and after it ``body``, with pieces of files only `by_thread`; the answer's head. Then call
-        `body`, or `abort`.
+        """Send ``request``, and after it ``body``; the answer's head. Then call `body`, or `abort`.
 
         An answer that comes before the body is sent ends the sending, and the connection with it. When this
-        returns or raises, nobody reads from ``body`` any more (through TLS: once the connection is closed).
+        returns or raises, nobody reads from ``body`` any more. WireError; StaleConnection; StorageError where a file
+        shrinks meanwhile.
         """
-        if self._transport is None or self._transport.is_closing():
-            raise StaleConnection("the connection is closed")
-        self._head.clear()
-        self._answer = None
-        begun: asyncio.Future[Answer] = self._loop.create_future()
-        self._begun = begun
-        views = [item for item in body if not isinstance(item, FilePiece)]
-        try:
-            if len(views) < len(body) or sum(map(len, views)) > _BESIDE_HEAD:
-                return await self._ask_with(request, body)
-            self._transport.write(b"".join((request, *views)))
-            return await begun
-        finally:
-            self._begun = None
-            self._used = True
-            if begun.done() and not begun.cancelled():
-                begun.exception()  # seen, also where something else is raised
 
-    async def _ask_with(self, request: bytes, body: Sequence[memoryview | FilePiece]) -> Answer:
-        begun = self._begun
-        assert begun is not None
-        sent: asyncio.Future[bool]
-        stop: Callable[[], object]
-        if self._socket is not None and self._senders is not None:
-            self._sending = sending = Sending(self._socket.fileno(), [request, *body])
-            sent, stop = sending.begin(self._senders)
-        else:
-            views = [item for item in body if not isinstance(item, FilePiece)]
-            assert len(views) == len(body)
-            task = self._loop.create_task(self._write(request, views))
-            sent, stop = task, task.cancel
-        try:
-            await asyncio.wait((begun, sent), return_when=asyncio.FIRST_COMPLETED)
-            # Where sending failed, the end of the connection, or an answer before it, comes by itself.
-            answer = await begun
-            if answer.status < 300:
-                await sent  # the server has it all: the thread is about to see that, too
-            return answer
-        finally:
-            if not sent.done():
-                stop()
-            complete = await shielded(_outcome(sent))
-            self._sending, self._written = None, 0
-            if not complete:
-                if self._answer is not None:
-                    self._answer.keep = False
-                self._reset_at_end()
-
-    def _reset_at_end(self) -> None:
-        """The connection is to end by RST: half of a request in its buffers is of no use to anybody."""
-        if self._socket is not None and self.open:
-            with suppress(OSError):
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-
-    async def _write(self, request: bytes, body: Sequence[memoryview]) -> bool:
-        """Through the transport: what TLS needs. True where all was given to it."""
-        transport = self._transport
-        assert transport is not None
-        transport.write(request)
-        for view in body:
-            for start in range(0, len(view), _TLS_PIECE):
-                if self._full is not None:
-                    await self._full
-                else:
-                    await asyncio.sleep(0)  # encrypting is the loop's work: others take their turns between
-                if transport.is_closing():
-                    return False
-                piece = view[start : start + _TLS_PIECE]
-                transport.write(piece)
-                self._written += len(piece)
-                try:
-                    piece.release()
-                except BufferError:
-                    pass  # the transport still queues it: the hold goes when that does
-        return True
-
-    @property
-    def by_thread(self) -> bool:
-        """Whether bodies go by a thread, past the loop."""
-        return self._socket is not None and self._senders is not None
-
+    @abstractmethod
     async def body(
         self, destination: memoryview | Sequence[Landing] | None, nbytes: int, crc32cs: Sequence[int] = ()
     ) -> None:
-        """Receive ``nbytes`` of the body into ``destination`` (None: an error document, into the answer).
+        """Receive ``nbytes`` of the body into ``destination`` (None: a document, into the answer).
 
         ``crc32cs``: what the checksum of memory, or those of landings, go on from; none where nobody wants any.
-        Landings have ``nbytes`` together, and take a thread. When this returns or raises, nothing is written to it or
-        to memory any more, as long as threads did it."""
-        answer = self._answer
-        assert answer is not None and self._transport is not None
-        if isinstance(destination, memoryview):
-            if nbytes > _BESIDE_HEAD and crc32cs and self.by_thread:
-                with destination[:nbytes] as memory:
-                    await self._by_thread(answer, memory, nbytes, crc32cs)
-                return
-        elif destination is not None:
-            await self._by_thread(answer, destination, nbytes, crc32cs)
-            return
-        if destination is None and "chunked" in answer.headers.get("transfer-encoding", "").lower():
-            await self._chunked(answer, nbytes or _ERROR_MAX)
-            return
-        self._want = nbytes
-        self._view = destination
-        early = len(self._head)
-        if early:
-            taken = min(early, nbytes)
-            with memoryview(self._head) as head:
-                if destination is not None:
-                    destination[:taken] = head[:taken]
-                else:
-                    answer.text += head[:taken]
-            answer.received = taken
-            self._want -= taken
-            del self._head[:taken]
-        try:
-            if self._want:
-                self._done = self._loop.create_future()
-                if destination is not None:
-                    self._set_low_water(min(self._want, _LOW_WATER))
-                self._transport.resume_reading()
-                await self._done
-        finally:
-            self._done = None
-            self._view = None
-            self._let_go()
-            self._set_low_water(1)
-        if self._head:
-            answer.keep = False  # more came than the answer said
+        Landings have ``nbytes`` together. When this returns or raises, nothing is written to them any more, nor to
+        memory as long as a thread did it. WireError; IoError of a file."""
 
-    async def _by_thread(
-        self, answer: Answer, target: memoryview | Sequence[Landing], nbytes: int, crc32cs: Sequence[int]
-    ) -> None:
-        if self._socket is None or self._senders is None or not self.open:
-            raise WireError("the connection is closed")
-        early = bytes(self._head[:nbytes])
-        del self._head[: len(early)]
-        if self._head:
-            answer.keep = False  # more came than the answer said
-        self._receiving = receiving = Receiving(self._socket.fileno(), target, crc32cs, early)
-        came, stop = receiving.begin(self._senders)
-        try:
-            await asyncio.wait({came})
-        finally:
-            if not came.done():
-                stop()
-            await shielded(_ended(came))
-            self._receiving = None
-            self._moved += receiving.arrived
-            answer.received, answer.crc32cs = receiving.done, receiving.crc32cs
-        try:
-            whole = came.result()
-        except ConnectionError as error:
-            raise WireError(str(error)) from error
-        assert whole
-
-    async def _chunked(self, answer: Answer, most: int) -> None:
-        """A document in chunks, into the answer's text: to its end, ``most`` bytes or the connection's end."""
-        answer.keep = False
-        chunks = Chunked()
-        try:
-            chunks.feed(self._head, answer.text)
-            while not chunks.done and len(answer.text) <= most:
-                self._done = self._loop.create_future()
-                self._want = -1
-                assert self._transport is not None
-                self._transport.resume_reading()
-                await self._done
-                chunks.feed(self._head, answer.text)
-        except (ValueError, WireError):
-            pass  # what came may tell enough
-        finally:
-            self._done = None
-            self._want = 0
-        answer.cut = not chunks.done
-
+    @abstractmethod
     def idle(self) -> bool:
         """Make it ready for the next request; False where it cannot be kept."""
-        self._head.clear()
-        if self._transport is None or self._transport.is_closing():
-            return False
-        self._transport.resume_reading()
-        return True
 
+    @abstractmethod
     def abort(self) -> None:
-        """Close at once: nothing is written to a destination after the loop's next turn."""
-        self._view = None
-        self._want = 0
-        if self._transport is not None:
-            self._transport.abort()
+        """Close at once: nothing is written to a destination once it is `closed`."""
 
+    @abstractmethod
     async def closed(self) -> None:
-        """After `abort`: the descriptor is gone and the destination is out of the loop's hands."""
-        if self._transport is not None:
-            await asyncio.shield(self._closed)
+        """After `abort`: the descriptor is gone and the destination is in nobody's hands."""
 
-    def _let_go(self) -> None:
-        """Of the piece lent to the loop: not left to frames, which an error keeps."""
-        lent, self._lent = self._lent, None
-        if lent is not None:
-            try:
-                lent.release()
-            except BufferError:
-                pass  # the loop is in the middle of a read, and lets go by itself
 
-    # The loop's side.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        if transport.get_extra_info("sslcontext") is None:
-            self._socket = transport.get_extra_info("socket")
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._view is not None and self._want > 0:
-            self._into_view = True
-            assert self._answer is not None
-            start = self._answer.received
-            self._let_go()
-            self._lent = self._view[start : start + self._want]
-            return self._lent
-        self._into_view = False
-        return self._space
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._moved += nbytes
-        if self._into_view:
-            self._arrived(nbytes)
-            return
-        self._head += self._space[:nbytes]
-        if self._begun is not None and not self._begun.done():
-            self._parse()
-        elif self._done is not None and not self._done.done():
-            answer = self._answer
-            assert answer is not None
-            if self._want < 0:  # a chunk: whoever waits looks
-                self._done.set_result(None)
-                return
-            taken = min(len(self._head), self._want)
-            answer.text += self._head[:taken]
-            del self._head[:taken]
-            self._arrived(taken)
-        elif self._answer is None:
-            self._lost(WireError("bytes came that nobody asked for"))
-        else:
-            # Between head and body: wait for the caller to say where the body goes.
-            self._pause()
-
-    def pause_writing(self) -> None:
-        if self._full is None:
-            self._full = self._loop.create_future()
-
-    def resume_writing(self) -> None:
-        full, self._full = self._full, None
-        if full is not None and not full.done():
-            full.set_result(None)
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self._closed.done():
-            self._closed.set_result(None)
-        self.resume_writing()
-        self._socket = None
-        self._fail(
-            WireError(
-                f"the connection was closed ({type(error).__name__})"
-                if error
-                else "the connection was closed"
-            )
-        )
-        self._view = None
-
-    # Parts.
-
-    def _arrived(self, nbytes: int) -> None:
-        answer = self._answer
-        if answer is None or self._want <= 0:
-            return
-        answer.received += nbytes
-        self._want -= nbytes
-        if 0 < self._want < self._low_water:
-            self._set_low_water(self._want)
-        if self._want == 0 and self._done is not None and not self._done.done():
-            self._done.set_result(None)
-
-    def _set_low_water(self, nbytes: int) -> None:
-        """Bytes (socket(7), SO_RCVLOWAT) that must have come before the loop is woken; an end or an error of the
-        connection wakes it always."""
-        if self._socket is None or nbytes == self._low_water or not self.open:
-            return
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
-        except OSError:
-            self._socket = None  # not the kernel's TCP: the loop wakes as it did
-            return
-        self._low_water = nbytes
-
-    def _pause(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def _parse(self) -> None:
-        end = self._head.find(b"\r\n\r\n")
+def take_head(came: bytearray) -> Answer | None:
+    """The final answer's head out of the first of ``came``; None where it is not there yet. WireError."""
+    while True:
+        end = came.find(b"\r\n\r\n")
         if end < 0:
-            if len(self._head) > _HEAD_MAX:
-                self._lost(WireError("the answer's headers are too long"))
-            return
+            if len(came) > HEAD_MAX:
+                raise WireError("the answer's headers are too long")
+            return None
         try:
-            answer = _parse_head(bytes(self._head[:end]))
+            answer = _parse_head(bytes(came[:end]))
         except ValueError as error:
-            self._lost(WireError(str(error)))
-            return
-        del self._head[: end + 4]
-        if 100 <= answer.status < 200:
-            self._parse()
-            return
-        self._answer = answer
-        self._pause()
-        assert self._begun is not None
-        self._begun.set_result(answer)
-
-    def _lost(self, error: WireError) -> None:
-        self._fail(error)
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _fail(self, error: WireError) -> None:
-        if self._begun is not None and not self._begun.done():
-            stale = self._used and not self._head
-            self._begun.set_exception(StaleConnection(str(error)) if stale else error)
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(error)
-
-
-async def _outcome(sent: asyncio.Future[bool]) -> bool:
-    await asyncio.wait({sent})
-    return not sent.cancelled() and sent.result()
-
-
-async def _ended(came: asyncio.Future[bool]) -> None:
-    await asyncio.wait({came})
-    if not came.cancelled():
-        came.exception()  # seen, also where a cancellation is raised
+            raise WireError(str(error)) from None
+        del came[: end + 4]
+        if not 100 <= answer.status < 200:
+            return answer
 
 
 def _parse_head(head: bytes) -> Answer:

@@ -11,7 +11,6 @@ import pytest
 from ckptpipe.pyx.checksum import crc32c
 from ckptpipe.storage_backends.abc import ObjectInfo
 from ckptpipe.storage_backends.errors import StorageError
-from ckptpipe.storage_backends.s3.wire import Wire
 from tests.services.fault_proxy import SLOW_DOWN_BODY, Fault, FaultProxy, answer
 from tests.services.s3_server import S3Server
 from tests.storage_backends.s3.store import MIB, Store, boto, data_of, key_prefix, run, uploads
@@ -110,6 +109,7 @@ def test_what_arrives(options: dict[str, Any], path: Path, seaweedfs: S3Server) 
 )
 def test_sent_again(fault: Fault, path: Path, seaweedfs: S3Server, proxy: FaultProxy) -> None:
     async def main(store: Store) -> str:
+        fault.seen = 0
         proxy.add(fault)
         await send(store, path)
         assert fault.seen == fault.times == store.backend.report().retries
@@ -158,16 +158,6 @@ def test_a_file_system_that_cannot_splice(
     assert arrived(seaweedfs, run(seaweedfs, main, part_bytes=5 * MIB)) == DATA
 
 
-def test_where_no_thread_can_send(path: Path, seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Wire, "by_thread", False)
-
-    async def main(store: Store) -> str:
-        await send(store, path)
-        return key_prefix(store.backend)
-
-    assert arrived(seaweedfs, run(seaweedfs, main, part_bytes=5 * MIB)) == DATA
-
-
 def test_a_store_that_wants_signed_payloads_gets_them_from_memory(path: Path, seaweedfs: S3Server) -> None:
     async def main(store: Store) -> str:
         await store.backend.put_atomic("first", b"x")
@@ -196,14 +186,3 @@ def test_stores_that_take_none(options: dict[str, Any], seaweedfs: S3Server) -> 
         assert not store.backend.capabilities.takes_files
 
     run(seaweedfs, main, **options)
-
-
-def test_none_over_tls(seaweedfs_tls: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs_tls.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs_tls.secret_key)
-
-    async def main(store: Store) -> None:
-        await store.backend.put_atomic("first", b"x")
-        assert not store.backend.capabilities.takes_files
-
-    run(seaweedfs_tls, main, ca_bundle=str(seaweedfs_tls.ca_bundle))

@@ -110,7 +110,9 @@ def test_into_memory_the_checksum_is_taken_on_the_way(
         with await store.ring.acquire() as lease, memoryview(lease) as view:
             assert await store.backend.read_into("object", START, MIB, lease) == crc32c(WANTED[:MIB])
             assert view[:MIB] == WANTED[:MIB]
-            assert await store.backend.read_into("object", 0, 4096, lease) is None  # not worth a thread
+            over_tls = store.backend.report().engine == "https"  # a thread reads all of it
+            found = crc32c(DATA[:4096]) if over_tls else None  # else it is not worth one
+            assert await store.backend.read_into("object", 0, 4096, lease) == found
             assert view[:4096] == DATA[:4096]
 
     run(seaweedfs, main, endpoint_url=proxy.endpoint_url, loop_factory=loop)
@@ -168,7 +170,7 @@ def test_cancelled_in_the_middle_nothing_is_written_any_more(
 
 
 def test_what_only_memory_can_take_is_left_to_it(
-    seaweedfs: S3Server, seaweedfs_tls: S3Server, monkeypatch: pytest.MonkeyPatch
+    seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def none(store: Store, before: Callable[[], None] = lambda: None) -> None:
         await store.write("object", DATA)
@@ -188,5 +190,4 @@ def test_what_only_memory_can_take_is_left_to_it(
         assert any("answers in chunks" in note for note in store.backend.report().notes)
 
     run(seaweedfs, through_sdk)
-    run(seaweedfs_tls, none, ca_bundle=str(seaweedfs_tls.ca_bundle))
     run(seaweedfs, no_longer)
