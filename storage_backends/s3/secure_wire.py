@@ -146,10 +146,12 @@ class SecureWire(Wire):
             if not job.done():
                 self._stream.stop()
                 submitted.cancel()  # where no thread was free
-            await shielded(_ended(job))
-            self._job = None
-            if self._stream.stopped:
-                self._stream.close()
+            try:
+                await shielded(_ended(job))
+            finally:
+                self._job = None
+                if self._stream.stopped:
+                    self._stream.close()
         job.result()
 
     # On a thread.

@@ -238,6 +238,36 @@ def test_idle_connections_hold_no_thread(certificates: Certificates, tmp_path: P
         use(port, work, verify=str(certificates.authority))
 
 
+def test_cancelled_before_a_thread_is_free(certificates: Certificates) -> None:
+    asked = threading.Event()
+
+    def serve(one: ssl.SSLSocket) -> None:
+        request_of(one)
+        asked.set()
+        one.recv(1)
+
+    async def work(connections: Connections, origin: Origin) -> None:
+        connections._senders.shutdown()
+        connections._senders = ThreadPoolExecutor(1)
+        first, second = [await connections.lend(origin) for _ in range(2)]
+        waiting = asyncio.create_task(first.ask(GET))
+        assert await asyncio.to_thread(asked.wait, 20)
+        queued = asyncio.create_task(second.ask(GET))
+        await asyncio.sleep(0)
+        queued.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await queued
+        assert not waiting.done() and not second.open
+        first.abort()
+        with pytest.raises(WireError, match=r"closed|given up"):
+            await waiting
+        for wire in (first, second):
+            await connections.give_back(origin, wire, keep=wire.finished)
+
+    with secure(certificates, serve) as port:
+        use(port, work, verify=str(certificates.authority))
+
+
 def test_more_than_was_announced(certificates: Certificates, tmp_path: Path) -> None:
     def serve(one: ssl.SSLSocket) -> None:
         request_of(one)
