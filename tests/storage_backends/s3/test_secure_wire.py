@@ -259,7 +259,7 @@ def test_cancelled_before_a_thread_is_free(certificates: Certificates) -> None:
             await queued
         assert not waiting.done() and not second.open
         first.abort()
-        with pytest.raises(WireError, match=r"closed|given up"):
+        with pytest.raises(WireError):
             await waiting
         for wire in (first, second):
             await connections.give_back(origin, wire, keep=wire.finished)
