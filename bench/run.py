@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ BENCHMARKS: Mapping[str, Callable[[], Answer]] = {
     "graph_overhead": graph_overhead.measure,
     "nvme_vs_fio": nvme_vs_fio.measure,
     "s3_vs_peers": s3_vs_peers.measure,
+    "s3_vs_peers_https": partial(s3_vs_peers.measure, https=True),
     "memory_flat": memory_flat.measure,
     "launch_overhead": launch_overhead.measure,
     "compress_choice": compress_choice.measure,
@@ -48,6 +50,8 @@ BY_HAND: Mapping[str, str] = {
     "gpu_compress": "gpu_compress",
 }
 """Answers and what makes them, mostly on a machine with a GPU; they are gathered with the others."""
+COMMANDS: Mapping[str, str] = {"s3_vs_peers_https": "s3_vs_peers --https", **BY_HAND}
+"""What makes an answer, where that is not the benchmark of its name."""
 HEAD = """# Results
 
 Written by `make bench`; bench/README.md has the method. Compare figures within one table: its rows were
@@ -73,7 +77,7 @@ def section(answer: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"## {answer['question']}\n",
-            f"`python -m bench.{BY_HAND.get(name, name)}`, {answer['date']}, commit {machine['commit'] or 'unknown'}: "
+            f"`python -m bench.{COMMANDS.get(name, name)}`, {answer['date']}, commit {machine['commit'] or 'unknown'}: "
             f"{machine['processor']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB, "
             f"Linux {machine['kernel']}, Python {machine['python']}, {packages}. {parameters}.\n",
             table.markdown(),
