@@ -124,7 +124,7 @@ def measure(
         "to reach: no slower than s5cmd, 0.6 CPU s/GB on PUT and 0.5 on GET"
     )
     return Answer(
-        f"s3_vs_peers{'_https' if https else ''}",
+        "s3_vs_peers_https" if https else "s3_vs_peers",
         f"S3 PUT and GET against other clients, one server, {'https' if https else 'http'}",
         table,
         {

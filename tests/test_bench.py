@@ -119,8 +119,12 @@ def answers_of(path: Path) -> set[object]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in place
     ]
-    named = [given[at] for given, at in calls]
+    named = [each for given, at in calls for each in either(given[at])]
     return {name.value for name in named if isinstance(name, ast.Constant)}
+
+
+def either(node: ast.expr) -> list[ast.expr]:
+    return [*either(node.body), *either(node.orelse)] if isinstance(node, ast.IfExp) else [node]
 
 
 def test_results_gathers_every_answer() -> None:
