@@ -87,13 +87,14 @@ def test_what_another_program_wrote_is_read(seaweedfs: S3Server) -> None:
 def test_equal_parts_are_equal(seaweedfs: S3Server) -> None:
     size = 5 * MIB + 4096
 
-    async def main(store: Store) -> list[int]:
-        seen: list[int] = []
+    async def main(store: Store) -> dict[int, int]:
+        seen: dict[int, int] = {}
         puts = store.backend._shared.puts
         send = puts.send
 
         def note(put: Put) -> Awaitable[str]:
-            seen.append(put.nbytes)
+            assert put.part is not None
+            seen[put.part[0]] = put.nbytes
             return send(put)
 
         puts.send = note  # type: ignore[method-assign,assignment]
@@ -101,7 +102,7 @@ def test_equal_parts_are_equal(seaweedfs: S3Server) -> None:
         return seen
 
     seen = run(seaweedfs, main, equal_parts="on", part_bytes=size, concurrency=1)
-    assert seen == [size, size, 12 * MIB - 2 * size]
+    assert seen == {1: size, 2: size, 3: 12 * MIB - 2 * size}
 
 
 def test_poorly_filled_slots_do_not_exhaust_a_ring(seaweedfs: S3Server) -> None:
