@@ -22,14 +22,15 @@ from ckptpipe.storage_backends.abc import (
     check_name,
 )
 from ckptpipe.storage_backends.directory import Directory, explained
-from ckptpipe.storage_backends.errors import BadUrl, ObjectExists, StorageError, StoreNotFound
+from ckptpipe.storage_backends.errors import ObjectExists, StorageError, StoreNotFound
 from ckptpipe.storage_backends.file_writer import FileWriter, OpenedFile
 from ckptpipe.storage_backends.filesystems import is_fuse, kind_of
 from ckptpipe.storage_backends.local import LocalBackend, LocalState
-from ckptpipe.storage_backends.local_url import local_url, parse_local_url
+from ckptpipe.storage_backends.local_url import local_url
 from ckptpipe.storage_backends.open_files import OpenFile
 from ckptpipe.storage_backends.options import option, parse_options
 from ckptpipe.storage_backends.shielded import in_thread
+from ckptpipe.storage_backends.url_check import one_directory
 
 WRITE_SIZE = 16 << 20
 
@@ -54,10 +55,7 @@ class FuseBackend(LocalBackend):
     @classmethod
     async def open(cls, url: str, context: BackendContext, options: Mapping[str, object]) -> Self:
         chosen = parse_options(FuseOptions, options, cls.scheme)
-        paths = parse_local_url(url, cls.scheme)
-        if len(paths) > 1:
-            raise BadUrl(f"{url}: a FUSE sink is one directory", cure="stripe over nvme: directories instead")
-        path = paths[0]
+        path = one_directory(url)
 
         def look() -> None:
             if not chosen.force and not is_fuse(path):

@@ -12,7 +12,7 @@ from ckptpipe.storage_backends.registry import path_of_file_url
 
 def parse_local_url(url: str, scheme: str) -> list[str]:
     """Absolute paths, in the URL's order. Only ``scheme:`` itself splits at commas: a path may hold one."""
-    if url.startswith("file:"):
+    if url[:5].lower() == "file:":
         paths = [path_of_file_url(url)]
     elif url[: len(scheme) + 1].lower() == f"{scheme}:":
         rest = url[len(scheme) + 1 :]

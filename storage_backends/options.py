@@ -22,8 +22,7 @@ from ckptpipe.storage_backends.quantities import parse_bytes, parse_rate
 Unit = Literal["", "bytes", "rate", "seconds"]
 T = TypeVar("T")
 
-_TRUE = ("on", "true", "yes", "1")
-_FALSE = ("off", "false", "no", "0")
+_FLAGS = {"on": True, "true": True, "off": False, "false": False}
 
 
 def option(default: Any, doc: str, *, unit: Unit = "", minimum: float | None = None) -> Any:
@@ -139,12 +138,10 @@ def _choice(choices: tuple[Any, ...], value: object) -> Any:
 def _flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    word = str(value).lower() if isinstance(value, str | int) else ""
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise ValueError(f"expected on or off, got {value!r}")
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word not in _FLAGS:
+        raise ValueError(f"expected on or off, got {value!r}")
+    return _FLAGS[word]
 
 
 def _integer(value: object, unit: str) -> int:

@@ -8,7 +8,6 @@ the S3 client takes half a second.
 from __future__ import annotations
 
 import importlib
-import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -35,14 +34,24 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 def scheme_of(url: str) -> str:
     """``nvme:/a,/b`` -> nvme; ``s3://…`` -> s3; a bare path -> nvme, or fuse where it lies on a FUSE mount."""
+    scheme = written_scheme(url)
+    if scheme:
+        return scheme
+    path = path_of_file_url(url) if url[:5].lower() == "file:" else url
+    return "fuse" if is_fuse(path) else "nvme"
+
+
+def written_scheme(url: str) -> str:
+    """The scheme that ``url`` begins with; "" for a path and for ``file:``, of which the mount table has to be asked
+    what they lie on. BadUrl where it is empty, UnknownScheme."""
     if not url:
         raise BadUrl("the URL is empty", cure="give a path, nvme:/dir, fuse:/dir or s3://bucket/prefix")
     match = _SCHEME.match(url)
-    if match is None or os.sep in url[: match.end()]:
-        return _scheme_of_path(url)
+    if match is None:
+        return ""
     scheme = match.group(1).lower()
     if scheme == "file":
-        return _scheme_of_path(path_of_file_url(url))
+        return ""
     if scheme not in _BUILT_IN and scheme not in _registered():
         known = schemes()
         path = "" if url.startswith("//", match.end()) else f"; write ./{url} where it is a path"
@@ -64,10 +73,6 @@ def path_of_file_url(url: str) -> str:
     if not rest:
         raise BadUrl(f"{url}: no path is given", cure="write file:///dir")
     return unquote(rest)
-
-
-def _scheme_of_path(path: str) -> str:
-    return "fuse" if is_fuse(path) else "nvme"
 
 
 def _registered() -> dict[str, EntryPoint]:

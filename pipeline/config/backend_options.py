@@ -9,9 +9,10 @@ from typing import Any
 
 from ckptpipe.pipeline.config.nearest import suggestion
 from ckptpipe.pyx.errors import CkptpipeError
-from ckptpipe.storage_backends.errors import UnknownScheme
+from ckptpipe.storage_backends.errors import BadUrl, UnknownScheme
 from ckptpipe.storage_backends.options import option_problems
 from ckptpipe.storage_backends.registry import backend_class, scheme_of, schemes
+from ckptpipe.storage_backends.url_check import check_url
 
 BUILT_IN = ("fuse", "memory", "null", "nvme", "s3")
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
@@ -23,15 +24,13 @@ def redacted(url: str) -> str:
 
 
 def url_problem(url: str) -> str:
-    """Why no backend serves ``url``, "" where one does."""
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
-    if match is None:
-        return ""  # a path; whether it lies on a FUSE mount need not be asked now
+    """Why no backend serves ``url``, or what is wrong with it; "" where there is nothing. Nothing is opened."""
     try:
-        scheme_of(url)
+        check_url(url)
     except UnknownScheme:
-        return f'no storage backend is called "{match[1]}"{suggestion(match[1], schemes())}'
-    except CkptpipeError as error:
+        scheme = url.partition(":")[0]
+        return f'no storage backend is called "{scheme}"{suggestion(scheme, schemes())}'
+    except BadUrl as error:
         return redacted(str(error))
     return ""
 
@@ -66,4 +65,18 @@ def options_problems(url: str, options: Mapping[str, Any]) -> list[tuple[str, st
     for problem in option_problems(declared, right, scheme):
         text = problem.message.removeprefix(f'{scheme}: option "{problem.key}": ')
         problems.append((problem.key, text, True))
+    if scheme == "s3" and not problems:
+        problems += _endpoint_problems(right.get("endpoint_url"))
     return problems
+
+
+def _endpoint_problems(endpoint: object) -> list[tuple[str, str, bool]]:
+    if not endpoint or not isinstance(endpoint, str):
+        return []  # the environment's, which need not be known here
+    from ckptpipe.storage_backends.s3.address import check_endpoint
+
+    try:
+        check_endpoint(endpoint)
+    except BadUrl as error:
+        return [("endpoint_url", str(error).removeprefix("endpoint_url "), True)]
+    return []

@@ -60,6 +60,7 @@ class _Checker:
             self._located.blame(("sinks",), "there is no sink; give at least one {to: URL} or {restore: DIR}")
         stage_nodes = self._nodes("stages", stages, ("compress", "limit"))
         sink_nodes = self._nodes("sinks", sinks, ("to", "restore"))
+        stage_nodes.pop(SOURCE, None)  # what reads that name reads the source itself
         if isinstance(stages, list):
             self._chain(list(stage_nodes.values()), list(sink_nodes.values()))
         self._edges(stage_nodes, sink_nodes)
@@ -227,7 +228,7 @@ class _Checker:
                 else:
                     self._restore(node, url, stages)
                 place = _place(url)
-                if place in seen and not place.startswith("null:"):
+                if place in seen:
                     self._located.blame(
                         path,
                         f"{_title(seen[place])} writes to the same place; two sinks cannot write one image",
@@ -268,7 +269,9 @@ class _Checker:
     def _url(self, path: Path, url: str) -> None:
         problem = url_problem(url)
         if problem:
-            self._located.blame(path, problem)
+            self._located.blame(
+                path, anonymous(problem, url) if self._located.from_variable(path) else problem
+            )
 
     def _options(self, path: Path, url: str, options: object) -> None:
         if not isinstance(options, dict):

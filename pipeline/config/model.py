@@ -9,12 +9,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from ckptpipe.pipeline.config.scalars import (
     ChunkSize,
     Codec,
+    Digest,
     Duration,
     Flag,
     ImageName,
     NodeName,
     Rate,
     Size,
+    StreamName,
     Text,
     Texts,
     choice,
@@ -48,7 +50,7 @@ class Source(_Model):
     )
 
     files: Texts | None = Field(None, description="A path or a list of paths: files and directories")
-    stdin: Text | None = Field(None, description="Read standard input; the value is the stream's name")
+    stdin: StreamName | None = Field(None, description="Read standard input; the value is the stream's name")
     image: Text | None = Field(
         None, description="URL/NAME of a saved image: to copy, recompress or restore it"
     )
@@ -56,7 +58,7 @@ class Source(_Model):
         None, description="That many bytes made up on the spot: for trying out a graph"
     )
     streams: Texts | None = Field(None, description="With `image`: only these streams")
-    expect_digest: Text | None = Field(
+    expect_digest: Digest | None = Field(
         None, description="With `image`: refuse it unless its digest is this one"
     )
     options: dict[str, Any] | None = Field(None, description="With `image`: options of its storage backend")

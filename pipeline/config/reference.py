@@ -52,10 +52,10 @@ does not), so that in one pass one sink gets raw chunks and another compressed o
 - Sizes: `4MiB` (binary), `8MB` (decimal) or a number of bytes. Rates: `200MB/s`. Durations: `30s`, `5m`, `1d`.
 - `${NAME}` is the environment variable, `${NAME:-default}` has a default for one that is unset or empty, `$$` is
   a dollar sign. They are replaced in values, never in keys, and what they hold is text, never YAML.
-- Only `true` and `false` are booleans (YAML 1.2); `on` and `off` are words, and options that are on or off take
-  both. URLs that end in a colon need quotes: `'null:'`.
+- Only `true` and `false` are booleans (YAML 1.2); `yes`, `no`, `y`, `n`, `1` and `0` are refused. `on` and `off` are
+  words, and options that are on or off take both. URLs that end in a colon need quotes: `'null:'`.
 - YAML tags are refused, so are keys given twice, and aliases that grow without bound.
-- `ckptpipe run --set KEY=VALUE` replaces a value: `sinks.cloud.to=s3://b/p`, `sinks.0.policy=best-effort`.
+- `ckptpipe run --set KEY=VALUE` replaces a value: `sinks.cloud.to=s3://bucket/p`, `sinks.0.policy=best-effort`.
 """
 
 

@@ -22,6 +22,7 @@ from ckptpipe.pipeline.config.words import (
     parse_codec,
     parse_duration,
 )
+from ckptpipe.pipeline.image.names import host_stream
 from ckptpipe.pipeline.settings import CHUNK_MAX, CHUNK_MIN
 from ckptpipe.storage_backends.quantities import parse_bytes, parse_rate
 
@@ -29,6 +30,7 @@ VARIABLE: dict[str, Any] = {"type": "string", "pattern": r"\$\{"}
 
 NODE_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
 SIZE = r"^\s*([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*([kKmMgGtTpP]?[iI]?[bB])?\s*$"
+DIGEST = r"^\s*(sha256:)?[0-9a-fA-F]{64}\s*$"
 RATE = r"^\s*([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*([kKmMgGtTpP]?[iI]?[bB]/[sS])?\s*$"
 
 
@@ -94,11 +96,18 @@ def _flag(value: bool | str) -> bool:
         return value
     word = value.strip().lower()
     if word not in _FLAGS:
-        raise ValueError(f"expected true or false{suggestion(word, ('true', 'false'))}")
+        meant = next((name for name, words in _OTHER_FLAGS.items() if word in words), "")
+        raise ValueError(
+            "expected true or false" + (f"; did you mean {meant}?" if meant else _meant(word, tuple(_FLAGS)))
+        )
     return _FLAGS[word]
 
 
-_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_FLAGS = {"true": True, "false": False}
+_OTHER_FLAGS = {
+    "true": ("yes", "y", "on", "1"),
+    "false": ("no", "n", "off", "0"),
+}  # words of YAML 1.1 and shells
 
 
 def _text(value: str) -> str:
@@ -106,6 +115,17 @@ def _text(value: str) -> str:
         raise ValueError("a NUL character is not allowed")
     if not value.strip():
         raise ValueError("expected text, got an empty one")
+    return value
+
+
+def _stream_name(value: str) -> str:
+    host_stream(_text(value))
+    return value
+
+
+def _digest(value: str) -> str:
+    if not re.fullmatch(DIGEST, value):
+        raise ValueError("expected sha256: and 64 hexadecimal digits, as a save prints them")
     return value
 
 
@@ -168,6 +188,12 @@ def _schema_text(pattern: str) -> dict[str, Any]:
 Text = Annotated[
     str, _reader(_text, (str,), "text (put it in quotes)"), WithJsonSchema({"type": "string", "minLength": 1})
 ]
+StreamName = Annotated[
+    str,
+    _reader(_stream_name, (str,), "text (put it in quotes)"),
+    WithJsonSchema({"type": "string", "minLength": 1}),
+]
+Digest = Annotated[str, _reader(_digest, (str,), "text (put it in quotes)"), _schema(_schema_text(DIGEST))]
 Texts = Annotated[
     list[str],
     _reader(_text_or_list, (str, list), "a text or a list of texts"),

@@ -87,7 +87,7 @@ def _kinds(kind: Any, metadata: typing.Mapping[str, Any]) -> list[dict[str, Any]
     if kind is type(None):
         return [{"type": "null"}]
     if kind is bool:
-        return [{"type": "boolean"}, {"enum": ["on", "off", "yes", "no"]}]
+        return [{"type": "boolean"}, {"enum": ["on", "off", "true", "false"]}]
     if kind is int or kind is float:
         number: dict[str, Any] = {"type": "integer" if kind is int else "number"}
         if metadata.get("minimum") is not None:

@@ -55,6 +55,10 @@ def test_strings_and_values_of_yaml() -> None:
         ({"mode": 3}, "3 is not one of auto, on, off"),
         ({"verify": "maybe"}, "expected on or off, got 'maybe'"),
         ({"verify": 2.0}, "expected on or off"),
+        *(
+            ({"verify": word}, f"expected on or off, got {word!r}")
+            for word in ("yes", "no", "y", "n", "1", 1, 0)
+        ),
         ({"part": "4M"}, "two sizes"),
         ({"part": 512}, "512 is less than 4096"),
         ({"part": True}, "expected a whole number, got True"),

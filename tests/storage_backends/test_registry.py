@@ -15,6 +15,7 @@ from ckptpipe.storage_backends.local_url import local_url, parse_local_url
 from ckptpipe.storage_backends.memory import MemoryBackend
 from ckptpipe.storage_backends.null import NullBackend
 from ckptpipe.storage_backends.nvme import NvmeBackend, NvmeOptions
+from ckptpipe.storage_backends.url_check import check_url
 from tests.storage_backends.lent import Lent, run
 
 
@@ -133,3 +134,45 @@ def test_relative_directories_are_fixed_when_opened(workdir: Path, monkeypatch: 
     monkeypatch.chdir(workdir)
     assert parse_local_url("nvme:x,y/z", "nvme") == [f"{workdir}/x", f"{workdir}/y/z"]
     assert parse_local_url("x", "nvme") == [f"{workdir}/x"]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "the URL is empty"),
+        ("gs://bucket/x", 'no storage backend is called "gs"'),
+        ("nvme:", "a directory is missing"),
+        ("nvme:/a,,/b", "a directory is missing"),
+        ("nvme:/a,", "a directory is missing"),
+        ("nvme:/a,/b/../a", "a directory is named twice"),
+        ("nvme://host/a", "a host has no meaning here"),
+        ("NVME:", "a directory is missing"),
+        ("fuse:", "a directory is missing"),
+        ("fuse:/a,/b", "a FUSE sink is one directory"),
+        ("file:", "no path is given"),
+        ("FILE:", "no path is given"),
+        ("file://host/dir", "a file URL names a directory of this machine"),
+        ("file:///a%00b", "a path cannot hold NUL"),
+        ("/a\0b", "a path cannot hold NUL"),
+        ("s3://", "is not the name of a bucket"),
+        ("s3:bucket/x", "an S3 URL has two slashes"),
+        ("s3://bucket/a//b", "the prefix has an empty"),
+        ("s3://key:secret@bucket/x", "credentials do not belong in a URL"),
+    ],
+)
+def test_faults_that_the_text_of_a_url_shows(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "is_fuse", None)  # the disk is not asked
+    with pytest.raises((BadUrl, UnknownScheme), match=message):
+        check_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("/a,b", "a/b:c", ".", "nvme:/a,/b", "nvme:///a", "fuse:/mnt/a", "file:///a%20b", "FILE:/a"),
+        *("s3://bucket", "s3://bucket/a/b/", "memory:", "null:"),
+    ],
+)
+def test_urls_in_which_there_is_no_fault(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "is_fuse", None)
+    check_url(url)

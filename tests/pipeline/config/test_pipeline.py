@@ -57,7 +57,7 @@ def test_graph_form_names_its_edges() -> None:
           slow: {reads: shrink, limit: 1MiB/s}
         sinks:
           local: {to: /mnt/nvme/images}
-          cloud: {reads: slow, to: "s3://b/i", options: {part_bytes: 16MiB}}
+          cloud: {reads: slow, to: "s3://bucket/i", options: {part_bytes: 16MiB}}
         """
     )
     assert made.spec.stages == (
@@ -66,7 +66,7 @@ def test_graph_form_names_its_edges() -> None:
     )
     assert made.spec.sinks == (
         SinkSpec("/mnt/nvme/images", "local"),
-        SinkSpec("s3://b/i", "cloud", "slow", options={"part_bytes": "16MiB"}),
+        SinkSpec("s3://bucket/i", "cloud", "slow", options={"part_bytes": "16MiB"}),
     )
     assert made.draw() == textwrap.dedent(
         """\
@@ -74,7 +74,7 @@ def test_graph_form_names_its_edges() -> None:
         ├─ local: image (named by time) under /mnt/nvme/images
         └─ shrink: compress zstd:3
            └─ slow: limit 1.0 MB/s
-              └─ cloud: image (named by time) under s3://b/i"""
+              └─ cloud: image (named by time) under s3://bucket/i"""
     )
 
 
@@ -93,9 +93,16 @@ def test_a_codec_is_drawn_as_it_is_written() -> None:
         ("{synthetic: 1MB, pattern: zeros}", "synthetic", {"bytes": 10**6, "pattern": "zeros"}),
         ("{image: /i/x}", "image", {"url": "/i/x"}),
         (
-            "{image: s3://b/x, streams: a, expect_digest: sha256:00, options: {region: r}}",
+            "{image: s3://bucket/x, streams: a, expect_digest: sha256:"
+            + "00" * 32
+            + ", options: {region: r}}",
             "image",
-            {"url": "s3://b/x", "streams": ("a",), "expect_digest": "sha256:00", "options": {"region": "r"}},
+            {
+                "url": "s3://bucket/x",
+                "streams": ("a",),
+                "expect_digest": "sha256:" + "00" * 32,
+                "options": {"region": "r"},
+            },
         ),
     ],
 )
@@ -126,7 +133,7 @@ def test_every_setting_can_be_said() -> None:
           source_direct: off
           target_direct: on
           huge_pages: false
-          lock_memory: yes
+          lock_memory: true
           numa_node: 0
         """
     )
@@ -147,9 +154,9 @@ def test_values_out_of_variables_become_what_their_fields_need() -> None:
         sinks: [{to: ${DIR:-/b}/x, deadline: ${D}}]
         name: ${NAME:-}
         overwrite: ${OVERWRITE}
-        settings: {io_depth: "${DEPTH}", lock_memory: ${LOCK:-no}}
+        settings: {io_depth: "${DEPTH}", lock_memory: ${LOCK:-false}}
         """,
-        environment={"SIZE": "2MiB", "D": "1m", "OVERWRITE": "on", "DEPTH": "16"},
+        environment={"SIZE": "2MiB", "D": "1m", "OVERWRITE": "true", "DEPTH": "16"},
     )
     assert made.spec.source.params["bytes"] == 2 * MIB
     assert made.spec.sinks[0] == SinkSpec("/b/x", deadline=60.0)

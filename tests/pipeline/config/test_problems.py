@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import textwrap
 
 import pytest
@@ -228,10 +229,72 @@ GOOD = "source: {files: /a}\n"
             "c.yaml:1:17: source.files: expected a list of texts, but one is a number; put it in quotes",
         ),
         ("source: {files: []}\nsinks: [{to: /b}]\n", "c.yaml:1:17: source.files: the list is empty"),
+        *(
+            (
+                GOOD + f"sinks: [{{to: /b}}]\noverwrite: {word}\n",
+                f"c.yaml:3:12: overwrite: expected true or false{meant}",
+            )
+            for word, meant in (
+                *((word, "; did you mean true?") for word in ("yes", "Yes", "y", "on", "'1'")),
+                *((word, "; did you mean false?") for word in ("no", "N", "off", "'0'")),
+                *((word, ", got a number") for word in ("1", "0")),
+                ("1.5", ", got a number with a fraction"),
+                ("treu", '; did you mean "true"?'),
+                ("maybe", ""),
+            )
+        ),
+        (
+            GOOD + "sinks: [{to: 's3://bucket/x', options: {no_sign_request: yes}}]\n",
+            "c.yaml:2:58: sinks.0.options.no_sign_request: expected on or off, got 'yes'",
+        ),
+        (
+            GOOD + "stages: {source: {compress: zstd}}\nsinks: {x: {to: /b}}\n",
+            'c.yaml:2:10: stages.source: "source" is the source itself; give the stage another name',
+        ),
+        (
+            "source: {image: /i/x, expect_digest: sha256:00}\nsinks: [{to: /b}]\n",
+            "c.yaml:1:38: source.expect_digest: expected sha256: and 64 hexadecimal digits, as a save prints them",
+        ),
+        (
+            "source: {stdin: ../x}\nsinks: [{to: /b}]\n",
+            "c.yaml:1:17: source.stdin: stream name 'host/../x' has a component b'..'",
+        ),
     ],
 )
 def test_one_problem(text: str, expected: str) -> None:
     assert problems(text) == [expected]
+
+
+def test_every_fault_of_a_url_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", None)  # nobody is asked
+    text = """\
+        source: {image: 's3://'}
+        sinks:
+          - to: 'nvme:'
+          - to: nvme:/a,,/b
+          - to: fuse:/a,/b
+          - to: file://host/x
+          - {to: s3://bucket/x, options: {endpoint_url: 'http://'}}
+          - {to: '${CLOUD}'}
+        """
+    assert problems(text, environment={"CLOUD": "s3://u:hunter2@bucket/x"}) == [
+        "c.yaml:1:17: source.image: s3://: '' is not the name of a bucket; write s3://bucket/prefix; the endpoint is "
+        "the option endpoint_url",
+        "c.yaml:3:9: sinks.0.to: nvme:: a directory is missing; write nvme:/dir or nvme:/a,/b",
+        "c.yaml:4:9: sinks.1.to: nvme:/a,,/b: a directory is missing; write nvme:/dir or nvme:/a,/b",
+        "c.yaml:5:9: sinks.2.to: fuse:/a,/b: a FUSE sink is one directory; stripe over nvme: directories instead",
+        "c.yaml:6:9: sinks.3.to: file://host/x: a file URL names a directory of this machine; write file:///dir",
+        "c.yaml:7:49: sinks.4.options.endpoint_url: 'http://' names no host; write http://host:port or "
+        "https://host:port",
+        "c.yaml:8:10: sinks.5.to: s3://…@bucket: credentials do not belong in a URL; set AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, or use a profile",
+    ]
+
+
+@pytest.mark.parametrize("value", ["true", "'true'", "True", '"${FLAG}"'])
+def test_what_is_true(value: str) -> None:
+    text = GOOD + f"sinks: [{{to: /b}}]\noverwrite: {value}\n"
+    assert Pipeline.from_text(text, environment={"FLAG": "true"}).spec.overwrite is True
 
 
 def test_a_ring_too_small_for_its_chunks() -> None:
@@ -258,9 +321,9 @@ def test_circles() -> None:
 
 
 def test_same_place_twice() -> None:
-    text = "source: {files: /a}\nsinks: [{to: 's3://b/x'}, {to: 's3://b/x/'}, {to: 'null:'}, {to: 'null:'}]\n"
+    text = "source: {files: /a}\nsinks: [{to: 's3://bucket/x'}, {to: 's3://bucket/x/'}, {to: 'null:'}, {to: 'null:a'}]\n"
     assert problems(text) == [
-        "c.yaml:2:32: sinks.1.to: sinks.0 writes to the same place; two sinks cannot write one image"
+        "c.yaml:2:37: sinks.1.to: sinks.0 writes to the same place; two sinks cannot write one image"
     ]
 
 

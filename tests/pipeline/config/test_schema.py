@@ -46,7 +46,7 @@ def test_examples_are_valid_as_any_yaml_tool_reads_them(
 SOURCE: dict[str, Any] = {"files": "/a"}
 GOOD: list[dict[str, Any]] = [
     {"source": SOURCE, "sinks": [{"to": "/b"}]},
-    {"source": {"files": ["/a", "/b"]}, "sinks": [{"restore": "/b"}], "overwrite": "on"},
+    {"source": {"files": ["/a", "/b"]}, "sinks": [{"restore": "/b"}], "overwrite": "true"},
     {"source": {"synthetic": 5}, "stages": [], "sinks": {"x": {"to": "/b"}}},
     {"source": {"image": "/b/x", "streams": ["a"]}, "stages": [{"limit": 5}], "sinks": [{"to": "/b"}]},
     *(
@@ -88,6 +88,9 @@ BAD: list[dict[str, Any]] = [
     {"source": SOURCE, "sinks": [{"to": "/b"}], "settings": {"workers": -1}},
     {"source": SOURCE, "sinks": [{"to": "/b"}], "settings": None},
     {"source": SOURCE, "sinks": [{"to": "/b"}], "name": "../x"},
+    {"source": SOURCE, "sinks": [{"to": "/b"}], "overwrite": "on"},
+    {"source": SOURCE, "sinks": [{"to": "/b"}], "overwrite": 1},
+    {"source": {"image": "/a/x", "expect_digest": "sha256:00"}, "sinks": [{"to": "/b"}]},
 ]
 
 
