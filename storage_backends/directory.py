@@ -140,6 +140,12 @@ class Directory:
             os.close(os.open(leaf, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _OPEN, FILE_MODE, dir_fd=folder))
             os.unlink(leaf, dir_fd=folder)
 
+    def identity(self) -> tuple[int, int]:
+        """The same for every path to it."""
+        with explained("stat", self.path):
+            found = os.stat(self.path)
+        return found.st_dev, found.st_ino
+
     def free_bytes(self) -> tuple[int, int]:
         """The device's number and what this user may still write there."""
         with explained("statvfs", self.path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from ckptpipe.storage_backends.abc import (
 )
 from ckptpipe.storage_backends.budget import ByteBudget
 from ckptpipe.storage_backends.directory import Directory
-from ckptpipe.storage_backends.errors import NoSpace, ObjectExists, ObjectNotFound, StorageError
+from ckptpipe.storage_backends.errors import BadUrl, NoSpace, ObjectExists, ObjectNotFound, StorageError
 from ckptpipe.storage_backends.extent_writer import ExtentWriter
 from ckptpipe.storage_backends.held_file import HeldFile
 from ckptpipe.storage_backends.open_files import OpenFile, OpenFiles
@@ -105,6 +106,7 @@ class LocalBackend(Backend):
     def _check(self, writing: bool, need_bytes: int) -> None:
         room: dict[int, int] = {}
         stripes: dict[int, builtins.list[str]] = {}
+        self._refuse_same([os.path.realpath(directory.path) for directory in self._directories])
         for directory in self._directories:
             if writing:
                 self._state.made += directory.make()
@@ -114,6 +116,7 @@ class LocalBackend(Backend):
                 device, free = directory.free_bytes()
                 room[device] = free
                 stripes.setdefault(device, []).append(directory.path)
+        self._refuse_same([directory.identity() for directory in self._directories])
         share = -(-need_bytes // len(self._directories))
         for device, paths in stripes.items():
             need = share * len(paths)
@@ -125,6 +128,17 @@ class LocalBackend(Backend):
 
     def _check_writable(self, directory: Directory) -> None:
         directory.check_writable()
+
+    def _refuse_same(self, identities: Sequence[object]) -> None:
+        """Stripes are different directories: two names of one, by links or mounts, would be one stripe twice."""
+        seen: dict[object, str] = {}
+        for directory, identity in zip(self._directories, identities, strict=True):
+            first = seen.setdefault(identity, directory.path)
+            if first is not directory.path:
+                raise BadUrl(
+                    f"{self.url}: {first} and {directory.path} are the same directory",
+                    cure="name each stripe's own directory, once",
+                )
 
     async def children(self, *, unfinished: bool = False) -> builtins.list[str]:
         return await in_thread(self._children)

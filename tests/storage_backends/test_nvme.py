@@ -378,3 +378,20 @@ def test_memory_file_systems_are_not_called_durable() -> None:
 
     run(main)
     assert not os.path.exists("/dev/shm/never-made")
+
+
+@pytest.mark.parametrize("writing", [False, True])
+@pytest.mark.parametrize("below", ["", "/new"])
+def test_two_names_of_one_directory_are_no_two_stripes(workdir: Path, writing: bool, below: str) -> None:
+    (workdir / "real").mkdir()
+    (workdir / "also").symlink_to("real")
+
+    async def main(lent: Lent) -> None:
+        url = f"nvme:{workdir}/real{below},{workdir}/also{below}"
+        backend = await nvme.NvmeBackend.open(url, lent.context, {})
+        with pytest.raises(BadUrl, match=f"real{below} and .*also{below} are the same directory"):
+            await backend.check(writing=writing)
+        await backend.aclose()
+        assert list((workdir / "real").iterdir()) == []
+
+    run(main)
