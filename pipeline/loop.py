@@ -16,10 +16,13 @@ from typing import Any, TypeVar
 
 from ckptpipe.pipeline.errors import UsageError
 from ckptpipe.pipeline.interrupted import Interrupted
+from ckptpipe.storage_backends.open_limit import open_error
 
 T = TypeVar("T")
 Notice = Callable[[str], None]
 
+LOOP_FILES = 12
+"""Descriptors that a loop takes at most, its signal handlers and the first import of a module within it included."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -52,6 +55,7 @@ def run(function: Callable[[], Awaitable[T]], *, notice: Notice | None = None, l
         )
     catcher = _SignalCatcher(notice or _to_stderr)
     _open_standard_descriptors()
+    _require_descriptors()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
@@ -80,6 +84,19 @@ def _open_standard_descriptors() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
+
+
+def _require_descriptors() -> None:
+    """IoError where a loop would find too few: libuv aborts the process, or leaves a loop that cannot be closed."""
+    taken: list[int] = []
+    try:
+        while len(taken) < LOOP_FILES:
+            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise open_error(error, "make", "an event loop") from error
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 async def _watched(function: Callable[[], Awaitable[T]], catcher: _SignalCatcher) -> T:

@@ -14,6 +14,7 @@ from ckptpipe.pipeline.errors import ConfigError, ImageCorrupt
 from ckptpipe.pipeline.essential_error import EssentialError
 from ckptpipe.pipeline.interrupted import Interrupted
 from ckptpipe.pyx.errors import CkptpipeError
+from ckptpipe.storage_backends.open_limit import limit_cure
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _describe_one(error: BaseException, also: tuple[str, ...]) -> Failure:
         return Failure(kind, clean(error.message), error.exit_code, clean(error.cure), also, found=found)
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        return Failure(kind, clean(f"{where}{error.strerror}"), 1, also=also)
+        return Failure(kind, clean(f"{where}{error.strerror}"), 1, limit_cure(error.errno or 0), also)
     if isinstance(error, MemoryError):
         return Failure(
             kind, "out of memory", 1, "take a smaller --ring-size or --chunk-size, or fewer --workers", also
