@@ -9,6 +9,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ckptpipe.pipeline.chunk import Chunk
@@ -16,16 +17,18 @@ from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.direct_io import take_direct
 from ckptpipe.pipeline.edge import Edge
 from ckptpipe.pipeline.errors import RestoreConflict, SaveFailed
+from ckptpipe.pipeline.image.entries import TreeEntry
 from ckptpipe.pipeline.image.layout import padded
 from ckptpipe.pipeline.image.names import relative_path, unescape
 from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import Sink
+from ckptpipe.pipeline.sinks.parent import Parent
 from ckptpipe.pipeline.sinks.targets import OpenTargets, Target
 from ckptpipe.pipeline.sources.abc import Source
 from ckptpipe.pyx.copy import data_ranges
 from ckptpipe.pyx.errors import io_error
-from ckptpipe.pyx.files import free_space, openat2, rename_noreplace
+from ckptpipe.pyx.files import free_space, rename_noreplace
 from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.errors import NoSpace
 from ckptpipe.storage_backends.open_limit import open_error, room_for_files
@@ -58,11 +61,13 @@ class FilesSink(Sink):
         self._overwrite = overwrite
         self._root = -1
         self._staging = -1
+        self._spare = -1  # a descriptor to clean up with, where there are no others
         self._staging_name = ""
         self._made_root: list[Path] = []
         self._targets: list[Target] = []
         self._open = OpenTargets(WRITERS, self._open_target, self._where)
         self._undo_steps: list[Callable[[], None]] = []
+        self._known: set[bytes] = set()  # directories that are there: found, or made by this restore
         self._direct_files = 0
 
     async def check(self, source: Source) -> None:
@@ -127,6 +132,7 @@ class FilesSink(Sink):
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             self._staging = os.open(self._staging_name, flags, dir_fd=self._root)
             fcntl.flock(self._staging, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._spare = os.dup(self._staging)
         except OSError as error:
             raise open_error(error, "create files in", self.url) from error
         self._open = OpenTargets(max(WRITERS, room_for_files()), self._open_target, self._where)
@@ -268,9 +274,14 @@ class FilesSink(Sink):
         for entry in self._source.tree:
             if entry.kind == "symlink":
                 os.symlink(unescape(entry.target), b"link", dir_fd=self._staging)
+                if entry.mtime_ns is not None:
+                    times = (entry.mtime_ns, entry.mtime_ns)
+                    os.utime(b"link", ns=times, dir_fd=self._staging, follow_symlinks=False)
                 self._place(b"link", unescape(entry.path))
+        # Nothing is put into a directory any more: as with tar and cp -a, its times and mode become the image's, also
+        # where it was there before. The deepest first: a mode may close the way to what is below.
         for entry in sorted(directories, key=lambda entry: -entry.path.count("/")):
-            self._set_mode(unescape(entry.path), 0o700 if entry.mode is None else entry.mode & PERMISSIONS)
+            self._finish_directory(entry)
 
     def _place(self, staged: bytes, path: bytes) -> None:
         """Rename a staged file or link to its place. What it replaces is kept in the staging directory."""
@@ -278,7 +289,7 @@ class FilesSink(Sink):
         head, _, name = path.rpartition(b"/")
         if head:
             self._make_directories(head)
-        with _Parent(self._root, head, self.url) as parent:
+        with Parent(self._root, head, self.url) as parent:
             try:
                 if self._overwrite:
                     kept = self._keep(parent, name)
@@ -294,7 +305,7 @@ class FilesSink(Sink):
                 raise io_error(error.errno or errno.EIO, "rename to", where) from error
 
         def undo() -> None:
-            with _Parent(self._root, head, self.url) as parent:
+            with Parent(self._root, head, self.url) as parent:
                 if kept:
                     os.rename(kept, name, src_dir_fd=self._staging, dst_dir_fd=parent)
                 else:
@@ -322,29 +333,52 @@ class FilesSink(Sink):
             done = os.path.join(done, component)
 
     def _make_directory(self, head: bytes, name: bytes) -> None:
-        with _Parent(self._root, head, self.url) as parent:
+        with Parent(self._root, head, self.url) as parent:
             try:
                 os.mkdir(name, 0o700, dir_fd=parent)
             except FileExistsError:
+                self._keep_times(os.path.join(head, name))
                 return
             except OSError as error:
                 where = os.path.join(self.url, os.fsdecode(os.path.join(head, name)))
                 raise io_error(error.errno or errno.EIO, "create the directory", where) from error
 
         def undo() -> None:
-            with _Parent(self._root, head, self.url) as parent:
+            with Parent(self._root, head, self.url) as parent:
                 os.rmdir(name, dir_fd=parent)
+
+        self._known.add(os.path.join(head, name))
+        self._undo_steps.append(undo)
+
+    def _keep_times(self, path: bytes) -> None:
+        """Of a directory that was there before, for the undoing: what is put into it changes them."""
+        if path in self._known:
+            return
+        self._known.add(path)
+        with Parent(self._root, path, self.url) as directory:
+            before = os.fstat(directory)
+
+        def undo() -> None:
+            with Parent(self._root, path, self.url) as directory:
+                os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
 
         self._undo_steps.append(undo)
 
-    def _set_mode(self, path: bytes, mode: int) -> None:
-        with _Parent(self._root, path, self.url) as directory:
-            before = stat.S_IMODE(os.fstat(directory).st_mode)
-            os.fchmod(directory, mode)
+    def _finish_directory(self, entry: TreeEntry) -> None:
+        path = unescape(entry.path)
+        with Parent(self._root, path, self.url) as directory:
+            before = os.fstat(directory)
+            try:
+                if entry.mtime_ns is not None:
+                    os.utime(directory, ns=(entry.mtime_ns, entry.mtime_ns))
+                os.fchmod(directory, 0o700 if entry.mode is None else entry.mode & PERMISSIONS)
+            except OSError as error:
+                where = os.path.join(self.url, os.fsdecode(path))
+                raise io_error(error.errno or errno.EIO, "set mode and times of", where) from error
 
         def undo() -> None:
-            with _Parent(self._root, path, self.url) as directory:
-                os.fchmod(directory, before)
+            with Parent(self._root, path, self.url) as directory:
+                os.fchmod(directory, stat.S_IMODE(before.st_mode))
 
         self._undo_steps.append(undo)
 
@@ -360,6 +394,7 @@ class FilesSink(Sink):
     def _undo(self) -> None:
         """The directory is as it was, as far as it can be; the first thing that could not be undone is raised."""
         errors = []
+        self._give_spare()
         while self._undo_steps:
             try:
                 self._undo_steps.pop()()
@@ -377,13 +412,23 @@ class FilesSink(Sink):
         if errors:
             raise errors[0]
 
+    def _give_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
     def _leave(self) -> None:
-        if self._staging_name:
-            shutil.rmtree(self._staging_name, ignore_errors=True, dir_fd=self._root)
-            self._staging_name = ""
+        self._give_spare()
         if self._staging >= 0:
+            with suppress(OSError):  # what stays is removed by the next restore
+                for name in os.listdir(self._staging):  # files and links only
+                    os.unlink(name, dir_fd=self._staging)
             os.close(self._staging)
             self._staging = -1
+        if self._staging_name:
+            with suppress(OSError):
+                os.rmdir(self._staging_name, dir_fd=self._root)
+            self._staging_name = ""
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
@@ -402,31 +447,6 @@ class FilesSink(Sink):
             direct=direct,
             notes=[count] if self._direct_files else [],
         )
-
-
-class _Parent:
-    """A directory below ``root``, opened so that no symbolic link is followed and nothing above is reached."""
-
-    def __init__(self, root: int, path: bytes, url: str) -> None:
-        self._root, self._path, self._url = root, path, url
-        self._fd = -1
-
-    def __enter__(self) -> int:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        try:
-            self._fd = openat2(self._root, self._path or b".", flags)
-        except OSError as error:
-            where = os.path.join(self._url, os.fsdecode(self._path))
-            if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENOTDIR):
-                raise RestoreConflict(
-                    f"{where} is a symbolic link or no directory: nothing is written through it",
-                    cure="remove it, or restore into an empty directory",
-                ) from error
-            raise open_error(error, "open", where) from error
-        return self._fd
-
-    def __exit__(self, *exc: object) -> None:
-        os.close(self._fd)
 
 
 def _preallocate(fd: int, nbytes: int) -> None:

@@ -88,6 +88,8 @@ class FilesSource(Source):
         self.paths = [os.fspath(path) for path in paths]
         if not self.paths:
             raise UsageError("no path to save", cure="name at least one file or directory")
+        if "" in self.paths:
+            raise UsageError("a path to save is empty", cure="name a file or directory: . is the current one")
         self.streams = []
         self.tree = []
         self._found: list[_Found] = []
@@ -125,7 +127,7 @@ class FilesSource(Source):
                     raise UsageError(f"{path} has no name of its own", cure="save it alone")
                 if prefix:
                     self._claim(names, prefix, path)
-                    self.tree.append(TreeEntry(_spelled(prefix, path), "directory", _mode(seen)))
+                    self.tree.append(_directory(_spelled(prefix, path), seen))
                 self._walk(path, prefix)
             elif stat.S_ISREG(seen.st_mode):
                 name = Path(path).name
@@ -163,15 +165,22 @@ class FilesSource(Source):
             seen = entry.stat(follow_symlinks=False)
             if stat.S_ISLNK(seen.st_mode):
                 target = escape(os.fsencode(os.readlink(entry.path)))
-                self.tree.append(TreeEntry(_spelled(name, entry.path), "symlink", None, target))
+                self.tree.append(
+                    TreeEntry(_spelled(name, entry.path), "symlink", None, target, seen.st_mtime_ns)
+                )
                 return False
-        except OSError as error:
+        except FileNotFoundError as error:
             raise SourceChanged(
                 f"{entry.path} disappeared while its directory was read: {error.strerror}",
                 cure="save when nothing writes there",
             ) from error
+        except OSError as error:
+            raise SourceError(
+                f"{entry.path} cannot be read: {error.strerror}",
+                cure=limit_cure(error.errno or 0) or "check its permissions",
+            ) from error
         if stat.S_ISDIR(seen.st_mode):
-            self.tree.append(TreeEntry(_spelled(name, entry.path), "directory", _mode(seen)))
+            self.tree.append(_directory(_spelled(name, entry.path), seen))
             return True
         if stat.S_ISREG(seen.st_mode):
             self._add(entry.path, name, seen)
@@ -415,6 +424,10 @@ def _holes(data: Sequence[tuple[int, int]], size: int, step: int) -> set[int]:
 def _touched(data: Sequence[tuple[int, int]], step: int) -> Iterator[int]:
     for offset, nbytes in data:
         yield from range(offset // step, -(-(offset + nbytes) // step))
+
+
+def _directory(path: str, seen: os.stat_result) -> TreeEntry:
+    return TreeEntry(path, "directory", _mode(seen), mtime_ns=seen.st_mtime_ns)
 
 
 def _mode(seen: os.stat_result) -> int:

@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -168,3 +169,31 @@ def test_half_of_what_is_left_is_room() -> None:
     finally:
         for fd in held:
             os.close(fd)
+
+
+COMMAND = """
+import resource, sys
+limit = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+from ckptpipe.pipeline.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("limit", [*range(6, 20), 24])
+def test_a_limit_that_is_too_low_is_named_with_its_cure(workdir: Path, limit: int) -> None:
+    """Below six the interpreter does not come up, or cannot import what says so."""
+    tree = tree_of(workdir, 40, 90 * KIB)
+    saved = run(ckptpipe.save(tree, to=workdir / "store", name="i", settings=SMALL))
+    url = saved.sinks[0].image_url
+    for command in (["verify", url], ["restore", url, "--to", str(workdir / "r")], ["show", url]):
+        program = [sys.executable, "-c", COMMAND, str(limit), *command, "-q"]
+        done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 1) and done.stdout == ""
+        if done.returncode:
+            assert "Too many open files; raise the limit" in done.stderr
+            assert done.stderr.count("\n") == 1, done.stderr
+            assert not (workdir / "r").exists()
+        else:
+            assert limit > 14
+        shutil.rmtree(workdir / "r", ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import socket
@@ -308,3 +309,20 @@ def test_no_path_is_no_source() -> None:
     with pytest.raises(UsageError, match="int cannot be saved"):
         run(ckptpipe.save(5, to="memory:x"))
     assert KIB == 1024
+
+
+def test_what_may_not_be_looked_at_is_not_said_to_have_disappeared(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the links of other users' processes in /proc."""
+    (workdir / "tree").mkdir()
+    (workdir / "tree" / "cwd").symlink_to("/")
+
+    def readlink(path: str) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    with pytest.raises(SourceError, match="cwd cannot be read: Permission denied") as caught:
+        read_all([workdir / "tree"])
+    assert not isinstance(caught.value, SourceChanged)
+    assert caught.value.cure == "check its permissions"

@@ -21,8 +21,9 @@ class Entry:
     mtime_ns: int = 0
 
 
-def look(root: str | os.PathLike[str]) -> dict[bytes, Entry]:
-    """Everything below ``root`` by its path, nothing where it is missing; links are not followed."""
+def look(root: str | os.PathLike[str], *, times: bool = False) -> dict[bytes, Entry]:
+    """Everything below ``root`` by its path, nothing where it is missing; links are not followed. ``times``: those of
+    directories and links too, not of files alone."""
     base = os.fsencode(root)
     found: dict[bytes, Entry] = {}
     stack = [b""] if os.path.isdir(base) else []
@@ -33,10 +34,11 @@ def look(root: str | os.PathLike[str]) -> dict[bytes, Entry]:
                 path = os.path.join(head, entry.name)
                 facts = entry.stat(follow_symlinks=False)
                 mode = stat.S_IMODE(facts.st_mode)
+                mtime_ns = facts.st_mtime_ns if times else 0
                 if entry.is_symlink():
-                    found[path] = Entry("symlink", target=os.readlink(entry.path))
+                    found[path] = Entry("symlink", target=os.readlink(entry.path), mtime_ns=mtime_ns)
                 elif entry.is_dir():
-                    found[path] = Entry("directory", mode)
+                    found[path] = Entry("directory", mode, mtime_ns=mtime_ns)
                     stack.append(path)
                 else:
                     with open(entry.path, "rb") as file:
