@@ -21,12 +21,14 @@ from ckptpipe.pipeline.opening import Options, reading
 from ckptpipe.pipeline.progress import ProgressCallback
 from ckptpipe.pipeline.result import ReadResult, SaveResult
 from ckptpipe.pipeline.settings import DecompressBackend, Settings, TransformName
+from ckptpipe.pipeline.sink_places import check_sinks, require_directory
 from ckptpipe.pipeline.sinks.abc import Sink
 from ckptpipe.pipeline.sinks.buffers import BuffersSink, names_of
 from ckptpipe.pipeline.sinks.files import FilesSink
 from ckptpipe.pipeline.sinks.nothing import NothingSink
 from ckptpipe.pipeline.sources.image import ImageSource
 from ckptpipe.pipeline.spec import LOCK_TIMEOUT, Capture, GraphSpec, Leave, SinkSpec, SourceSpec
+from ckptpipe.storage_backends.shielded import in_thread
 
 if TYPE_CHECKING:
     from ckptpipe.pipeline.controller.controller import Where
@@ -84,9 +86,12 @@ async def save(
             "a save is of sources, of a process or of device buffers",
             cure="give one of sources, pid= (or processes=) and device_buffers=",
         )
+    stages, sinks = build.sink_specs(to, compress)
     common: dict[str, Any] = {
         "to": to, "name": name, "compress": compress, "overwrite": overwrite, "settings": settings, "progress": progress
     }  # fmt: skip
+    if pids or device_buffers is not None:
+        await in_thread(check_sinks, sinks)
     if pids:
         from ckptpipe.pipeline.controller.controller import Controller
         from ckptpipe.pipeline.cuda.save import save_processes
@@ -111,7 +116,6 @@ async def save(
         from ckptpipe.pipeline.cuda.buffers import save_device_buffers
 
         return await save_device_buffers(device_buffers, driver=driver, **common)
-    stages, sinks = build.sink_specs(to, compress)
     spec = GraphSpec(build.source_spec(sources), sinks, stages, name, overwrite)
     result = await run_graph(spec, settings=settings, progress=progress)
     assert isinstance(result, SaveResult)
@@ -124,6 +128,7 @@ async def run_graph(
     """Run a whole graph: a save or copy where its sinks are images, a restore where its sink is files."""
     if not spec.sinks:
         raise UsageError("a graph without a sink does nothing", cure="add a sink")
+    await in_thread(check_sinks, spec.sinks)
     if spec.source.kind == "image":
         return await _run_from_image(spec, settings or Settings(), progress)
     source = build.make_source(spec.source)
@@ -175,6 +180,8 @@ async def restore(
             "a restore goes to a directory, into buffers, into device buffers or into a process",
             cure="give one of to=, buffers=, device_buffers= and pid=",
         )
+    if to is not None:
+        require_directory(os.fspath(to))
     common: dict[str, Any] = {
         "expect_digest": expect_digest, "options": options, "settings": settings, "progress": progress
     }  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ckptpipe.pipeline.cli.flags import GivenPath
 from ckptpipe.pipeline.cli.session import Session
 from ckptpipe.pipeline.progress import ProgressCallback
 
@@ -23,7 +24,7 @@ PID = click.IntRange(min=1)
 SOCKET = click.option(
     "--socket",
     metavar="FILE",
-    type=click.Path(path_type=str, dir_okay=False),
+    type=GivenPath(path_type=str, dir_okay=False),
     help="Socket of the controller (default: controller.sock in the user's runtime directory).",
 )
 

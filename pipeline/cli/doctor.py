@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ckptpipe.pipeline.cli.flags import CONTEXT, output_flags
+from ckptpipe.pipeline.cli.flags import CONTEXT, GivenPath, output_flags
 from ckptpipe.pipeline.cli.session import Session
 
 
 @click.command(context_settings=CONTEXT)
-@click.argument("path", default=".", type=click.Path(path_type=str))
+@click.argument("path", default=".", type=GivenPath(path_type=str))
 @output_flags
 def doctor(session: Session, path: str) -> None:
     """Say what this machine offers to a save or a restore, and the cure for what it lacks.

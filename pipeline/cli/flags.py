@@ -61,12 +61,29 @@ def _codec(text: str) -> str:
     return str(parse_codec(text))
 
 
+def _given(text: str) -> str:
+    """Of what is empty the default would be taken: that of a variable that is not set is seldom meant."""
+    if not text:
+        raise ValueError("it is empty")
+    return text
+
+
 def _image_name(text: str) -> str:
     from ckptpipe.pipeline.config.words import check_image_name
 
     return check_image_name(text)
 
 
+class GivenPath(click.Path):
+    """A path that is not empty, which would be the current directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:
+            self.fail("it is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+GIVEN = Quantity("text", _given)
 SIZE = Quantity("size", _size)
 RATE = Quantity("rate", _rate)
 DURATION = Quantity("duration", _duration)
@@ -167,11 +184,17 @@ def backend_flags(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="[SCHEME.]KEY=VALUE",
             help="An option of a storage backend, as in YAML: part_bytes=32MiB, nvme.direct=off. May be repeated.",
         ),
-        click.option("--ca-bundle", metavar="FILE", help="S3: PEM file of the authorities to trust."),
+        click.option(
+            "--ca-bundle", metavar="FILE", type=GIVEN, help="S3: PEM file of the authorities to trust."
+        ),
         click.option("--no-sign-request", is_flag=True, help="S3: no credentials; for public buckets."),
-        click.option("--profile", metavar="NAME", help="S3: profile of the AWS configuration files."),
-        click.option("--region", metavar="NAME", help="S3: region of the bucket."),
-        click.option("--endpoint-url", metavar="URL", help="S3: address of a store other than AWS."),
+        click.option(
+            "--profile", metavar="NAME", type=GIVEN, help="S3: profile of the AWS configuration files."
+        ),
+        click.option("--region", metavar="NAME", type=GIVEN, help="S3: region of the bucket."),
+        click.option(
+            "--endpoint-url", metavar="URL", type=GIVEN, help="S3: address of a store other than AWS."
+        ),
     ):
         run = flag(run)
     return run

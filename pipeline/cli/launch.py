@@ -95,6 +95,8 @@ def launch(command: tuple[str, ...], **options: Any) -> None:
       ckptpipe launch --pool 40GiB -- ./train
       ckptpipe launch --pool 25% --pages hugetlb -- python serve.py
     """
+    if not command[0]:
+        raise click.UsageError("the name of the program is empty")
     from ckptpipe.pipeline.launch import LaunchOptions
     from ckptpipe.pipeline.launch import launch as become
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from ckptpipe.pipeline.cli.flags import CONTEXT, output_flags
+from ckptpipe.pipeline.cli.flags import CONTEXT, GivenPath, output_flags
 from ckptpipe.pipeline.cli.session import Session
 
-_CONFIG = click.argument("config", metavar="CONFIG.yaml", type=click.Path(path_type=str))
+_CONFIG = click.argument("config", metavar="CONFIG.yaml", type=GivenPath(path_type=str))
 _SET = click.option(
     "--set",
     "assignments",

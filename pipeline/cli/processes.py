@@ -35,7 +35,9 @@ def save_processes(
 ) -> None:
     """What `ckptpipe save --pid` does."""
     from ckptpipe.pipeline.cli import process_tables, tables
+    from ckptpipe.pipeline.sink_places import check_sinks
 
+    check_sinks(sinks)
     if detach:
         job = controller.run(session, lambda asked, _: asked.begin_save(pids, to=sinks, **options))
         session.show({"job": job}, lambda: [f"job {job} has begun; ckptpipe jobs shows it"])
@@ -143,7 +145,10 @@ def recover(
 
     sinks = [SinkSpec(url, options=backend.options(url)) for url in to]
     if to:
+        from ckptpipe.pipeline.sink_places import check_sinks
+
         backend.check_used(to)
+        check_sinks(sinks)
     result = controller.run(
         session,
         lambda asked, progress: asked.recover(

@@ -14,7 +14,9 @@ from ckptpipe.pipeline.cli.controller_flags import (
 )
 from ckptpipe.pipeline.cli.flags import (
     CONTEXT,
+    GIVEN,
     BackendFlags,
+    GivenPath,
     backend_flags,
     decompress_flag,
     engine_flags,
@@ -24,7 +26,7 @@ from ckptpipe.pipeline.cli.session import Session
 
 _DIGEST = click.option(
     "--expect-digest",
-    default="",
+    type=GIVEN,
     metavar="sha256:…",
     help="Refuse the image unless its manifest has this digest (as save printed it).",
 )
@@ -42,7 +44,7 @@ def _directory_or_pid(context: click.Context, parameter: click.Parameter, to: st
 @click.option(
     "--to",
     metavar="DIR",
-    type=click.Path(path_type=str, file_okay=False),
+    type=GivenPath(path_type=str, file_okay=False),
     callback=_directory_or_pid,
     help="Where to restore to.",
 )
@@ -58,7 +60,14 @@ def _directory_or_pid(context: click.Context, parameter: click.Parameter, to: st
     is_flag=True,
     help="With --pid, evicted: begin while the rest arrives. Faster, but what stays bad then ends the process.",
 )
-@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream. May be repeated.")
+@click.option(
+    "--stream",
+    "streams",
+    multiple=True,
+    metavar="NAME",
+    type=GIVEN,
+    help="Only this stream. May be repeated.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option(
     "--target-direct",
@@ -80,7 +89,7 @@ def restore(
     early_start: bool,
     streams: tuple[str, ...],
     overwrite: bool,
-    expect_digest: str,
+    expect_digest: str | None,
     controller: ControllerFlags,
     backend: BackendFlags,
     settings: Any,
@@ -120,7 +129,7 @@ def restore(
             pids,
             device_map=parse_device_map(device_map),
             early_start=early_start,
-            expect_digest=expect_digest,
+            expect_digest=expect_digest or "",
             options=options,
             settings=settings,
         )
@@ -133,7 +142,7 @@ def restore(
             url,
             to=to,
             streams=list(streams) or None,
-            expect_digest=expect_digest,
+            expect_digest=expect_digest or "",
             overwrite=overwrite,
             options=options,
             settings=settings,
@@ -153,7 +162,9 @@ def restore(
 @output_flags
 @backend_flags
 @engine_flags
-def verify(session: Session, url: str, expect_digest: str, backend: BackendFlags, settings: Any) -> None:
+def verify(
+    session: Session, url: str, expect_digest: str | None, backend: BackendFlags, settings: Any
+) -> None:
     """Read a whole image and check every byte of it. Exit code 3 where it is corrupt or incomplete: damaged
     chunks are listed, the first 20 of them.
 
@@ -167,7 +178,7 @@ def verify(session: Session, url: str, expect_digest: str, backend: BackendFlags
 
     result = session.run(
         lambda progress: operations.verify(
-            url, expect_digest=expect_digest, options=options, settings=settings, progress=progress
+            url, expect_digest=expect_digest or "", options=options, settings=settings, progress=progress
         ),
         phase="verify",
     )

@@ -15,8 +15,10 @@ from ckptpipe.pipeline.cli.controller_flags import (
 from ckptpipe.pipeline.cli.flags import (
     CONTEXT,
     DURATION,
+    GIVEN,
     IMAGE_NAME,
     BackendFlags,
+    GivenPath,
     backend_flags,
     compress_flags,
     engine_flags,
@@ -42,7 +44,7 @@ def _paths_or_pid(
     "paths",
     nargs=-1,
     metavar="PATH…",
-    type=click.Path(path_type=str, allow_dash=True),
+    type=GivenPath(path_type=str, allow_dash=True),
     callback=_paths_or_pid,
 )
 @pid_option(required=False, text="Save the GPU state of this live process, in place of paths.")
@@ -56,7 +58,13 @@ def _paths_or_pid(
 @click.option("--name", type=IMAGE_NAME, help="Name of the image (default: UTC time plus save id).")
 @compress_flags("none", "Default: none.")
 @click.option("--overwrite", is_flag=True, help="Replace an image of that name, in one step at the end.")
-@click.option("--stdin-name", default="stdin", metavar="NAME", help="Name of the stream that PATH - becomes.")
+@click.option(
+    "--stdin-name",
+    default="stdin",
+    metavar="NAME",
+    type=GIVEN,
+    help="Name of the stream that PATH - becomes.",
+)
 @click.option(
     "--source-direct",
     type=click.Choice(["auto", "on", "off"]),

@@ -7,13 +7,15 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.errors import ImageExists, SaveFailed, UsageError
 from ckptpipe.pipeline.sinks import image as image_sink
-from ckptpipe.storage_backends.errors import NoSpace, StorageError
+from ckptpipe.pipeline.spec import SinkSpec
+from ckptpipe.storage_backends.errors import BadUrl, NoSpace, StorageError, UnknownScheme
 from ckptpipe.storage_backends.wrappers.faulty import Faults
 from tests.pipeline.runs import MIB, break_sink, memory_dir, run
 from tests.pipeline.trees import Entry, look, write
@@ -319,3 +321,53 @@ def test_a_stage_that_fails_with_every_sink_behind_it(
     with pytest.raises(StorageError, match="the codec broke"):
         run(ckptpipe.save(source, to=required, name="i", compress="zstd", settings=LARGE))
     assert look(workdir / "one") == look(workdir / "two") == {}
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        (("gs://bucket/x", {}), 'no storage backend is called "gs"'),
+        (("nvme:", {}), "a directory is missing"),
+        (("s3://", {}), "is not the name of a bucket"),
+        (("", {}), "the URL is empty"),
+        (("two", {"directt": "on"}), 'nvme has no option "directt"; did you mean "direct"'),
+        (("two", {"direct": "perhaps"}), "option \"direct\": 'perhaps' is not one of auto, on, off"),
+        (("s3://bucket/x", {"endpoint_url": "http://"}), "names no host"),
+    ],
+)
+def test_a_mistake_in_a_best_effort_sink_ends_the_save(
+    workdir: Path, source: Path, sink: tuple[str, dict[str, str]], message: str
+) -> None:
+    url, options = sink
+    url = str(workdir / url) if url == "two" else url
+    sinks = [SinkSpec(str(workdir / "one")), SinkSpec(url, policy="best-effort", options=options)]
+    with pytest.raises((BadUrl, UnknownScheme), match=message) as caught:
+        run(ckptpipe.save(source, to=sinks, name="i", settings=LARGE))
+    assert caught.value.exit_code == 2
+    assert not (workdir / "one").exists() and not (workdir / "two").exists()
+
+
+@pytest.mark.parametrize("policy", ["required", "best-effort"])
+@pytest.mark.parametrize("below", ["", "new/er"])
+def test_two_names_of_one_place_are_one_sink_too_many(
+    workdir: Path, source: Path, below: str, policy: Literal["required", "best-effort"]
+) -> None:
+    (workdir / "real").mkdir()
+    (workdir / "also").symlink_to("real")
+    one, two = workdir / "real" / below, workdir / "also" / below
+    for other in (one, two, f"file://{two}", f"nvme:{workdir}/else,{two}"):
+        with pytest.raises(UsageError, match="two sinks write to") as caught:
+            sinks = [SinkSpec(str(one)), SinkSpec(str(other), policy=policy)]
+            run(ckptpipe.save(source, to=sinks, name="i", settings=LARGE))
+        assert caught.value.cure == "give each a URL of its own"
+    assert list((workdir / "real").iterdir()) == [] and not (workdir / "else").exists()
+
+
+def test_places_that_only_look_alike(workdir: Path, source: Path) -> None:
+    sinks = [
+        SinkSpec("null:a"),
+        SinkSpec("null:b"),
+        SinkSpec(str(workdir / "a")),
+        SinkSpec(str(workdir / "a" / "b")),
+    ]
+    assert len(run(ckptpipe.save(source, to=sinks, name="i", settings=LARGE)).sinks) == 4

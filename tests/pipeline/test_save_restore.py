@@ -42,7 +42,7 @@ def mixed_tree(root: Path) -> Path:
 @pytest.mark.parametrize("compress", ["none", "zstd:1"])
 def test_a_directory_comes_back_as_it_was(workdir: Path, compress: str) -> None:
     tree = mixed_tree(workdir / "tree")
-    before = look(tree)
+    before = look(tree, times=True)
 
     async def main() -> None:
         saved = await ckptpipe.save(
@@ -58,7 +58,7 @@ def test_a_directory_comes_back_as_it_was(workdir: Path, compress: str) -> None:
         await ckptpipe.restore(url, to=workdir / "restored", settings=SMALL)
 
     run(main())
-    assert look(workdir / "restored") == before
+    assert look(workdir / "restored", times=True) == before
     streams = read_image(workdir / "store" / "image", crc=other_crc32c.crc32c)
     assert streams["files/weights.bin"] == (tree / "weights.bin").read_bytes()
     assert streams["files/text"] == (tree / "text").read_bytes()
@@ -468,3 +468,58 @@ def test_a_first_save_that_fails_leaves_no_directory(workdir: Path) -> None:
 
     run(main())
     assert list(kept.iterdir()) == []
+
+
+def test_times_of_directories_and_links_come_back(workdir: Path) -> None:
+    """Also of a directory that is there before, as with tar and cp -a; the deepest first, behind all that is in it."""
+    tree = workdir / "tree"
+    write(tree / "a" / "b" / "file", b"x")
+    (tree / "a" / "empty").mkdir()
+    (tree / "a" / "link").symlink_to("b")
+    (tree / "a" / "b").chmod(0o500)
+    times = {"a/b/file": 5, "a/b": 1_000_000_007, "a/empty": -7, "a/link": 1 << 50, "a": 123_456_789}
+    for path, ns in times.items():
+        os.utime(tree / path, ns=(ns, ns), follow_symlinks=False)
+    write(workdir / "restored" / "a" / "b" / "other", b"y")
+
+    async def main() -> None:
+        saved = await ckptpipe.save(tree, to=workdir / "store", name="i", settings=SMALL)
+        await ckptpipe.restore(saved.sinks[0].image_url, to=workdir / "restored", settings=SMALL)
+
+    run(main())
+    restored = workdir / "restored"
+    assert {path: os.lstat(restored / path).st_mtime_ns for path in times} == times
+    assert (restored / "a" / "b" / "other").read_bytes() == b"y"
+
+
+def test_an_empty_path_is_not_the_current_directory(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = run(ckptpipe.save(write(workdir / "file", b"x"), to=workdir / "store", name="i", settings=SMALL))
+    url = saved.sinks[0].image_url
+    here = workdir / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    image = ckptpipe.SourceSpec("image", {"url": url})
+    for work in (
+        ckptpipe.restore(url, to="", settings=SMALL),
+        ckptpipe.run_graph(ckptpipe.GraphSpec(image, (ckptpipe.SinkSpec("", kind="files"),))),
+        ckptpipe.save("", to=workdir / "other", settings=SMALL),
+        ckptpipe.save([workdir / "file", ""], to=workdir / "other", settings=SMALL),
+        ckptpipe.save({"": b"x"}, to=workdir / "other", settings=SMALL),
+        ckptpipe.save({"a": b"x"}, to="", settings=SMALL),
+        ckptpipe.save({"a": b"x"}, to=[workdir / "other", ""], settings=SMALL),
+        ckptpipe.copy(url, to="", settings=SMALL),
+        ckptpipe.copy("", to=workdir / "other", settings=SMALL),
+        ckptpipe.restore("", to=workdir / "other", settings=SMALL),
+        ckptpipe.restore(url, to=workdir / "other", streams=[""], settings=SMALL),
+        ckptpipe.restore(url, buffers={"": bytearray(1)}, settings=SMALL),
+        ckptpipe.verify("", settings=SMALL),
+        ckptpipe.recompress("", settings=SMALL),
+        ckptpipe.list_images(""),
+        ckptpipe.show(""),
+        ckptpipe.delete(""),
+        ckptpipe.gc(""),
+    ):
+        with pytest.raises(ckptpipe.CkptpipeError) as caught:
+            run(work)
+        assert caught.value.exit_code == 2, caught.value
+    assert list(here.iterdir()) == [] and not (workdir / "other").exists()
