@@ -11,10 +11,10 @@ Each coroutine has a blocking twin (`save_blocking`, …) for scripts without an
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 from ckptpipe.pipeline.version import __version__
 
+TYPE_CHECKING = False  # as type checkers know it; typing itself is not needed
 if TYPE_CHECKING:
     from ckptpipe.pipeline.config.pipeline import Pipeline
     from ckptpipe.pipeline.controller.controller import Controller, Where

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import click
 
+from ckptpipe.pipeline.cli.first_signals import Raised
 from ckptpipe.pipeline.cli.flags import CONTEXT, DURATION, BackendFlags, backend_flags, output_flags
 from ckptpipe.pipeline.cli.session import Session
 
@@ -74,7 +76,8 @@ def delete(session: Session, url: str, yes: bool, backend: BackendFlags) -> None
             raise click.UsageError("standard input is no terminal, so nothing can be asked; give --yes")
         from ckptpipe.pipeline.cli.text import clean
 
-        click.confirm(f"Delete the image {clean(url)}?", abort=True, err=True)
+        with Raised(signal.SIGINT):
+            click.confirm(f"Delete the image {clean(url)}?", abort=True, err=True)
     from ckptpipe.pipeline import stored_images
 
     removed = session.run(lambda _: stored_images.delete(url, options=options))
@@ -126,4 +129,4 @@ def gc(
     )
     from ckptpipe.pipeline.cli import tables
 
-    session.show(result.as_json(), lambda: tables.garbage(result, dry_run=dry_run))
+    session.show(result.as_json(), lambda: tables.garbage(result, dry_run=dry_run), result.notes)

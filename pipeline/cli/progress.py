@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ckptpipe.pipeline.cli.first_signals import HEARD, Raised
 from ckptpipe.pipeline.cli.text import duration
 from ckptpipe.pipeline.progress import Progress
 from ckptpipe.storage_backends.quantities import format_bytes, format_rate
@@ -171,10 +172,11 @@ def display(phase: str, *, quiet: bool, lines: bool = True) -> Iterator[Display]
             shown = Bar(phase)
         elif lines:
             shown = Lines(phase)
-    if isinstance(shown, _Threaded):
-        shown.start()
-    try:
-        yield shown
-    finally:
+    with Raised(*HEARD):
         if isinstance(shown, _Threaded):
-            shown.stop()
+            shown.start()
+        try:
+            yield shown
+        finally:
+            if isinstance(shown, _Threaded):
+                shown.stop()

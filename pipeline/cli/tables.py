@@ -96,7 +96,7 @@ def garbage(result: GcResult, *, dry_run: bool) -> list[RenderableType]:
             done = "would be removed"
         else:
             done = f"kept: {item.kept_because}"
-        cells = (item.kind, format_bytes(item.size), duration(item.age_seconds), done, item.where)
+        cells = (item.kind, format_bytes(item.size), _age(item.age_seconds), done, item.where)
         table.add_row(*(Text(clean(cell)) for cell in cells))
     removed = sum(item.removed for item in result.items)
     freed = format_bytes(sum(item.size for item in result.items if item.removed))
@@ -107,6 +107,11 @@ def garbage(result: GcResult, *, dry_run: bool) -> list[RenderableType]:
     else:
         summary = f"{clean(result.url)}: {plural(removed, 'thing')} removed ({freed}), {kept} kept"
     return [*([table] if result.items else []), Text(summary, style="bold")]
+
+
+def _age(seconds: float) -> str:
+    """A clock may be behind, here or at the store."""
+    return duration(max(0.0, seconds)) if seconds > -1 else f"{duration(-seconds)} in the future"
 
 
 def manifest(shown: dict[str, Any]) -> list[RenderableType]:

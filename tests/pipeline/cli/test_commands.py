@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -471,3 +473,62 @@ def test_decisions_are_shown_for_people(
     out = capsys.readouterr().out
     assert "raw 2, zstd:1 1200" in out and "1.50 GB/s" in out and "entropy 7.5, planes2 7.0/2.5" in out
     assert "{" not in out and "[" not in out
+
+
+USUAL = {
+    "url": "nvme:/no/such",
+    "to": "nvme:/no/such",
+    "paths": "/no/such",
+    "verb": "lock",
+    "pid": "1",
+    "pids": "1",
+    "job": "1",
+}
+
+
+def _empty_ones() -> list[tuple[str, str]]:
+    """Every argument and option that takes a path, a URL, a name or other free text, as (command, parameter)."""
+    return [
+        (name, str(parameter.name))
+        for name, command in ckptpipe.commands.items()
+        for parameter in command.params
+        if not getattr(parameter, "is_flag", False)
+        and not isinstance(parameter.type, click.Choice | click.IntRange)
+        and parameter.type.name != "integer"
+    ]
+
+
+@pytest.mark.parametrize(("name", "parameter"), _empty_ones())
+def test_what_is_empty_is_a_usage_error(
+    call: Any, workdir: Path, monkeypatch: pytest.MonkeyPatch, name: str, parameter: str
+) -> None:
+    """As the value of a variable that is not set: never the default, never the current directory."""
+    monkeypatch.chdir(workdir)
+    command = ckptpipe.commands[name]
+    words: list[str] = [name]
+    for each in sorted(command.params, key=lambda each: isinstance(each, click.Argument)):
+        value = "" if each.name == parameter else USUAL.get(str(each.name), "x")
+        if isinstance(each, click.Argument):
+            words.append(value)
+        elif each.name == parameter or each.required:
+            words += [each.opts[-1], value]
+    if name == "restore" and parameter != "to":
+        words += ["--to", "out"]
+    if parameter in ("device_map", "lock_timeout", "socket"):
+        words += [] if name not in ("save", "restore") else ["--pid", "1"]
+    code, out, err = call(*words)
+    assert (code, out) == (2, ""), (words, err)
+    assert list(workdir.iterdir()) == []
+
+
+def test_what_is_newer_than_the_clock_has_no_negative_age(call: Any, small: Path, workdir: Path) -> None:
+    images = workdir / "images"
+    call("save", str(small), "--to", str(images), "--name", "x", *QUICK)
+    (images / "x" / "manifest.json").unlink()
+    for path in (images / "x").iterdir():
+        os.utime(path, (time.time() + 400 * 86400,) * 2)
+    code, out, _ = call("gc", str(images), "--dry-run")
+    assert code == 0
+    assert [line.partition("kept:")[0].split()[-4:] for line in out.splitlines()[1:3]] == [
+        ["h", "in", "the", "future"]
+    ] * 2

@@ -177,3 +177,69 @@ def test_a_terminal_gets_a_bar(workdir: Path) -> None:
     assert "1.0 MiB of 1.0 MiB (100 %)" in text
     assert text.index("1.0 MiB of 1.0 MiB") < text.index("saved x")
     assert "\x1b[?25h" in text  # the cursor is back
+
+
+AT_AN_IMPORT = """
+import os, sys
+class Sends:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), int(sys.argv[2]))
+sys.meta_path.insert(0, Sends())
+from ckptpipe.pipeline.cli import main
+main(sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "click",
+        "ckptpipe.pipeline.cli.exit",
+        "ckptpipe.pipeline.cli.commands",
+        "ckptpipe.pipeline.operations",
+        "ckptpipe.pyx.staging",
+    ],
+)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_modules_are_imported(
+    workdir: Path, module: str, number: signal.Signals, code: int
+) -> None:
+    """Nothing has begun, so nothing is said."""
+    command = [
+        sys.executable,
+        "-c",
+        AT_AN_IMPORT,
+        module,
+        str(int(number)),
+        "save",
+        "x",
+        "--to",
+        str(workdir),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_an_ignored_signal_stays_ignored_while_modules_are_imported() -> None:
+    ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{AT_AN_IMPORT}"
+    command = [sys.executable, "-c", ignoring, "click", str(int(signal.SIGINT)), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("ckptpipe ")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_at_a_question(workdir: Path, number: signal.Signals, code: int) -> None:
+    outer, inner = pty.openpty()
+    command = [*PROGRAM, "delete", str(workdir)]
+    with subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner) as process:
+        os.close(inner)
+        screen = b""
+        while b"[y/N]" not in screen:
+            screen += os.read(outer, 65536)
+        stat = Path(f"/proc/{process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":  # until it waits for the answer
+            pass
+        process.send_signal(number)
+        assert process.wait() == code
+    os.close(outer)
