@@ -27,6 +27,7 @@ from ckptpipe.pipeline.sinks.buffers import BuffersSink, names_of
 from ckptpipe.pipeline.sinks.files import FilesSink
 from ckptpipe.pipeline.sinks.nothing import NothingSink
 from ckptpipe.pipeline.sources.image import ImageSource
+from ckptpipe.pipeline.sources.verified import VerifiedImage
 from ckptpipe.pipeline.spec import LOCK_TIMEOUT, Capture, GraphSpec, Leave, SinkSpec, SourceSpec
 from ckptpipe.storage_backends.shielded import in_thread
 
@@ -229,7 +230,8 @@ async def verify(
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
 ) -> ReadResult:
-    """Read the whole image at ``url`` as a restore would, and write nothing. Raises as `restore` does, but
+    """Read the whole image at ``url`` as a restore would, and write nothing; what pads its chunks must be zeros, too.
+    Only dead space (FORMAT.md, "Data objects"), which belongs to no chunk, is not read. Raises as `restore` does, but
     after everything was read: the error's ``found`` lists what is damaged, its ``count`` is how much.
 
     Chunks of codecs that need a GPU, where there is none: the checksums of their stored bytes are verified, and the
@@ -243,7 +245,7 @@ async def verify(
         except ImageCorrupt as error:
             damage.add(error)
         async with decoding_for_verify(reader, context) as (decoder, left):
-            source = ImageSource(reader, decode=True, decoder=decoder, not_decoded=left, damage=damage)
+            source = VerifiedImage(reader, decode=True, decoder=decoder, not_decoded=left, damage=damage)
             result = await read_graph(source, NothingSink(), context, "verify", progress)
         damage.raise_found()
         return result

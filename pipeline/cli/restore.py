@@ -165,8 +165,8 @@ def restore(
 def verify(
     session: Session, url: str, expect_digest: str | None, backend: BackendFlags, settings: Any
 ) -> None:
-    """Read a whole image and check every byte of it. Exit code 3 where it is corrupt or incomplete: damaged
-    chunks are listed, the first 20 of them.
+    """Read a whole image and check every chunk of it, and the zeros between them. Exit code 3 where it is corrupt or
+    incomplete: damaged chunks are listed, the first 20 of them.
 
     \b
     Example:
