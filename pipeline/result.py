@@ -145,8 +145,11 @@ class GcItem:
 
 @dataclass(slots=True)
 class GcResult:
+    """``notes``: of what the store does not let gc see."""
+
     url: str
     items: list[GcItem]
+    notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -156,7 +156,8 @@ async def gc(
             items += await collect(
                 backend.child(name), older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes
             )
-        return GcResult(backend.url, items)
+        unlisted = backend.report().unlisted
+        return GcResult(backend.url, items, [unlisted] if unlisted else [])
 
 
 list_images_blocking = blocking(list_images)

@@ -117,6 +117,7 @@ class BackendReport:
     direct: str = ""  # "on", "off", "on (2 of 3 objects: …)"; "" where it has no meaning
     retries: int = 0
     notes: list[str] = field(default_factory=list)  # each fallback, in words
+    unlisted: str = ""  # what `pending` could not find out, in words, once it was asked; it is among the notes, too
 
 
 class LocalFile(Protocol):

@@ -24,10 +24,11 @@ from ckptpipe.storage_backends.abc import (
 from ckptpipe.storage_backends.errors import EndpointUnreachable, ObjectNotFound, StorageError
 from ckptpipe.storage_backends.options import parse_options
 from ckptpipe.storage_backends.s3.address import Address, parse_address
-from ckptpipe.storage_backends.s3.client import S3Client, connect
+from ckptpipe.storage_backends.s3.client import UNLISTED, S3Client, connect
 from ckptpipe.storage_backends.s3.control import Control
 from ckptpipe.storage_backends.s3.errors import no_bucket
 from ckptpipe.storage_backends.s3.multipart import S3Writer, part_target
+from ckptpipe.storage_backends.s3.operation import asking
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, SPARE_PARTS, S3Options
 from ckptpipe.storage_backends.s3.put import decode_crc32c
 from ckptpipe.storage_backends.s3.puts import Puts
@@ -178,11 +179,13 @@ class S3Backend(Backend):
 
     async def read_into(self, name: str, offset: int, nbytes: int, lease: Lease) -> int | None:
         self._check_open()
-        return await self._shared.get.read_into(self._key(name), self._what(name), offset, nbytes, lease)
+        with asking("GetObject"):
+            return await self._shared.get.read_into(self._key(name), self._what(name), offset, nbytes, lease)
 
     async def read_through(self, name: str, offset: int, to: Sequence[Landing]) -> builtins.list[int] | None:
         self._check_open()
-        return await self._shared.get.read_through(self._key(name), self._what(name), offset, to)
+        with asking("GetObject"):
+            return await self._shared.get.read_through(self._key(name), self._what(name), offset, to)
 
     async def read_bytes(self, name: str, *, limit: int) -> bytes:
         return await self._shared.small.read(self._key(name), self._what(name), limit=limit)
@@ -230,19 +233,11 @@ class S3Backend(Backend):
 
     async def _uploads(self, **asked: str) -> AsyncIterator[dict[str, Any]]:
         """Every incomplete upload whose key starts with the prefix."""
-        client = self._shared.client
         markers: dict[str, str] = {}
         while True:
-            try:
-                page = await self._call(
-                    "list_multipart_uploads", self.url, {"Prefix": self._address.prefix, **asked, **markers}
-                )
-            except StorageError as error:
-                if "NotImplemented" not in error.message:
-                    raise
-                client.facts.lists_uploads = False
-                client.facts.note("the store does not list incomplete uploads: none can be found")
-                return
+            page = await self._call(
+                "list_multipart_uploads", self.url, {"Prefix": self._address.prefix, **asked, **markers}
+            )
             for item in page.get("Uploads", ()):
                 yield item
             following = {
@@ -263,7 +258,8 @@ class S3Backend(Backend):
         notes = list(facts.notes)
         if pace.slowdowns:
             notes.append(f"the store asked {pace.slowdowns} times to slow down")
-        return BackendReport(self.scheme, self._shared.client.scheme, "", facts.retries, notes)
+        unlisted = "" if facts.lists_uploads else UNLISTED
+        return BackendReport(self.scheme, self._shared.client.scheme, "", facts.retries, notes, unlisted)
 
     async def aclose(self) -> None:
         shared = self._shared

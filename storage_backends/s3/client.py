@@ -30,6 +30,7 @@ from ckptpipe.storage_backends.s3.errors import (
     request_errors,
 )
 from ckptpipe.storage_backends.s3.inflight import Inflight
+from ckptpipe.storage_backends.s3.operation import api_name, asking
 from ckptpipe.storage_backends.s3.options import S3Options
 from ckptpipe.storage_backends.s3.pace import Pace
 from ckptpipe.storage_backends.shielded import in_thread
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ckptpipe.storage_backends.s3.control import Control
     from ckptpipe.storage_backends.s3.sdk import Sdk
 
+UNLISTED = "the store does not list incomplete uploads: none can be found"
 _BACKOFF = 0.1
 _BACKOFF_THROTTLED = 0.5
 _BACKOFF_MOST = 20.0
@@ -215,8 +217,20 @@ class S3Client:
     ) -> dict[str, Any]:
         """One operation, sent again while that may help; names and answers are the SDK's. ``parameters`` are made anew
         for each attempt where they are a function: what is learnt about the store changes them."""
+        with asking(api_name(operation)):
+            return await self._call(
+                operation, what, parameters, attempts, answer_within or self.options.stall_timeout
+            )
+
+    async def _call(
+        self,
+        operation: str,
+        what: str,
+        parameters: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        attempts: int,
+        within: float,
+    ) -> dict[str, Any]:
         tries = self.attempts(attempts)
-        within = answer_within or self.options.stall_timeout
         answer: dict[str, Any]
         while True:
             made = parameters() if callable(parameters) else parameters
@@ -238,8 +252,20 @@ class S3Client:
             if plain and is_redirect(fault):
                 self.plain = False  # the SDK follows
                 continue
+            if operation == "list_multipart_uploads" and self._lists_none(fault):
+                return {}
             if not self.adapt(fault, made):
                 await tries.again(fault)
+
+    def _lists_none(self, fault: Fault) -> bool:
+        """Whether a store that refuses to list incomplete uploads has none, or none that it would tell of."""
+        if fault.code == "NoSuchUpload":
+            return True  # rclone says so until it was asked for an upload
+        if fault.status not in (405, 501) and fault.code not in ("NotImplemented", "MethodNotAllowed"):
+            return False
+        self.facts.lists_uploads = False
+        self.facts.note(UNLISTED)
+        return True
 
     def explain(self, what: str, error: BaseException) -> Fault:
         fault = from_exception(self.place, what, error)

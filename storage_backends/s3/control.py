@@ -15,7 +15,8 @@ from typing import Any
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.s3 import documents
 from ckptpipe.storage_backends.s3.client import S3Client
-from ckptpipe.storage_backends.s3.errors import Refused, from_answer, parse_error_body
+from ckptpipe.storage_backends.s3.errors import Refused, foreign, from_answer, parse_error_body
+from ckptpipe.storage_backends.s3.operation import current
 from ckptpipe.storage_backends.s3.sigv4 import EMPTY_SHA256
 from ckptpipe.storage_backends.s3.wire import Answer, Wire, WireError
 from ckptpipe.storage_backends.s3.wires import TooLong, Wires
@@ -99,10 +100,13 @@ class Control:
             if form.method == "HEAD":
                 found.append(_facts(answer))
             elif form.answer is None:
-                await self._wires.document(wire, answer) if answer.length() else _empty(answer)
+                if answer.length() or answer.chunked:
+                    self._check(what, answer, await self._wires.document(wire, answer))
+                else:
+                    _empty(answer)
                 found.append({})
             else:
-                found.append(self._read(form.answer, what, await self._wires.document(wire, answer)))
+                found.append(self._read(form.answer, what, answer, await self._wires.document(wire, answer)))
 
         try:
             await self._wires.use(origin, talk, within=within)
@@ -110,12 +114,19 @@ class Control:
             raise StorageError(f"{what}: the store's answer has {error}") from error
         return found[-1]
 
-    def _read(self, form: documents.Form, what: str, document: bytes) -> dict[str, Any]:
+    def _check(self, what: str, answer: Answer, document: bytes) -> None:
+        try:
+            documents.check_answer(current(), document)
+        except documents.Foreign as error:
+            raise Refused(foreign(self._client.place, what, answer.status, str(error))) from None
+
+    def _read(self, form: documents.Form, what: str, answer: Answer, document: bytes) -> dict[str, Any]:
         if documents.is_error(document):
             # CompleteMultipartUpload may say 200 before it knows.
             said = parse_error_body(document)
             code, message = said.get("Code", ""), said.get("Message", "")
             raise Refused(from_answer(self._client.place, what, 500, code, message))
+        self._check(what, answer, document)
         try:
             return form.read(document)
         except ValueError as error:

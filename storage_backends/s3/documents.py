@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,16 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 Reader = Callable[[str], Any]
+_HEAD = 1024  # bytes of a document that tell what it is
+_LEAD = (
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<"  # what may stand before the first element
+)
+_TAG = re.compile(_LEAD + rb"([A-Za-z_][\w.:-]*)", re.DOTALL)
+_HTML = re.compile(_LEAD + rb"(?:!doctype\s+)?html\b", re.DOTALL | re.IGNORECASE)
+
+
+class Foreign(ValueError):
+    """What came is none of S3's documents: somebody else answers in the store's place. The text says what it is."""
 
 
 def _true(text: str) -> bool:
@@ -22,16 +33,18 @@ def _time(text: str) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """``fields``: those of the document that are wanted. ``lists``: elements that repeat: the name that they get, and
-    their wanted fields. ``encoded``: fields that are percent-encoded where the answer says so. What the document calls
-    itself differs from store to store."""
+    """``root``: what the document's first element is called, whatever its namespace; stores differ in the end of the
+    name alone. ``fields``: those of the document that are wanted. ``lists``: elements that repeat: the name that they
+    get, and their wanted fields. ``encoded``: fields that are percent-encoded where the answer says so."""
 
+    root: re.Pattern[str]
     fields: Mapping[str, Reader]
     lists: Mapping[str, tuple[str, Mapping[str, Reader]]]
     encoded: tuple[str, ...] = ("Key", "Prefix", "NextKeyMarker")
 
     def read(self, document: bytes) -> dict[str, Any]:
-        """ValueError where a field is missing or cannot be read."""
+        """Foreign where it is another document; ValueError where a field is missing or cannot be read."""
+        self.check(document)
         try:
             root = ElementTree.fromstring(document)
         except ElementTree.ParseError as error:
@@ -43,6 +56,11 @@ class Form:
                 name, fields = self.lists[_name(child)]
                 found.setdefault(name, []).append(self._fields(child, fields, encoded))
         return found
+
+    def check(self, document: bytes) -> None:
+        """Foreign where it begins as another document does."""
+        if self.root.fullmatch(_first_tag(document).rpartition(":")[2]) is None:
+            raise Foreign(what_is(document))
 
     def _fields(
         self, element: ElementTree.Element, fields: Mapping[str, Reader], encoded: bool
@@ -60,10 +78,11 @@ class Form:
 
 
 _MAY_MISS = ("IsTruncated", "NextContinuationToken", "NextKeyMarker", "NextUploadIdMarker", "ETag")
-CREATED = Form({"UploadId": str}, {})
-COMPLETED = Form({"ETag": str}, {})
-PARTS = Form({}, {"Part": ("Parts", {"PartNumber": int})})
+CREATED = Form(re.compile("(Initiate|Create)MultipartUpload\\w*"), {"UploadId": str}, {})
+COMPLETED = Form(re.compile("CompleteMultipartUpload\\w*"), {"ETag": str}, {})
+PARTS = Form(re.compile("List(MultipartUpload)?Parts\\w*"), {}, {"Part": ("Parts", {"PartNumber": int})})
 OBJECTS = Form(
+    re.compile("List(Bucket|Objects)\\w*"),
     {"IsTruncated": _true, "NextContinuationToken": str},
     {
         "Contents": ("Contents", {"Key": str, "Size": int, "LastModified": _time}),
@@ -71,9 +90,44 @@ OBJECTS = Form(
     },
 )
 UPLOADS = Form(
+    re.compile("ListMultipartUploads\\w*"),
     {"IsTruncated": _true, "NextKeyMarker": str, "NextUploadIdMarker": str},
     {"Upload": ("Uploads", {"Key": str, "UploadId": str, "Initiated": _time})},
 )
+
+
+_ANSWERS = {
+    "CompleteMultipartUpload": COMPLETED,
+    "CreateMultipartUpload": CREATED,
+    "ListMultipartUploads": UPLOADS,
+    "ListObjectsV2": OBJECTS,
+    "ListParts": PARTS,
+}
+DOCUMENTED = (*_ANSWERS, "AbortMultipartUpload", "DeleteObject")
+"""Operations whose answers `check_answer` knows."""
+
+
+def what_is(document: bytes) -> str:
+    """A document that is none of S3's, for a message."""
+    if not document.strip():
+        return "an empty document"
+    if is_html(document):
+        return "a web page"
+    tag = _first_tag(document)[:40]
+    return f"a document <{tag}>" if tag else "something that is no XML"
+
+
+def check_answer(operation: str, document: bytes) -> None:
+    """Foreign where ``document`` cannot be the answer of a success; ``operation``: as the API Reference calls it."""
+    form = _ANSWERS.get(operation)
+    if form is not None and not is_error(document):
+        form.check(document)
+    elif form is None and is_html(document):
+        raise Foreign(what_is(document))
+
+
+def is_html(document: bytes) -> bool:
+    return _HTML.match(document[:_HEAD]) is not None
 
 
 def is_error(document: bytes) -> bool:
@@ -92,6 +146,12 @@ def parts_of(parts: Sequence[Mapping[str, Any]]) -> bytes:
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _first_tag(document: bytes) -> str:
+    """The name of its first element with its prefix, "" where it begins as no XML does."""
+    found = _TAG.match(document[:_HEAD])
+    return found[1].decode("ascii") if found else ""
 
 
 def _name(element: ElementTree.Element) -> str:

@@ -24,6 +24,8 @@ from ckptpipe.storage_backends.errors import (
     TransientError,
 )
 from ckptpipe.storage_backends.open_limit import limit_cure
+from ckptpipe.storage_backends.s3.operation import current, permission
+from ckptpipe.storage_backends.s3.proxies import has_proxy, proxy_of, proxy_variable
 
 CREDENTIALS_CURE = (
     "credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), "
@@ -32,6 +34,10 @@ CREDENTIALS_CURE = (
 HTTPS_CURE = (
     "the endpoint probably wants https://: write that in the option endpoint_url or AWS_ENDPOINT_URL, "
     "and check the port"
+)
+_FOREIGN_CURE = (
+    "something else answers in the store's place: check the option endpoint_url or AWS_ENDPOINT_URL, and whether a proxy, "
+    "a load balancer or a network's login page is in between"
 )
 _ENDPOINT_CURE = "check the option endpoint_url or AWS_ENDPOINT_URL, and that the server runs"
 _PATH_CURE = "set the option addressing_style to path, unless the service has a host for every bucket"
@@ -146,7 +152,11 @@ class Place:
 
 
 def from_answer(place: Place, what: str, status: int, code: str, message: str, *, region: str = "") -> Fault:
-    """The fault of an error answer. ``region``: where the answer says that the bucket is."""
+    """The fault of an error answer to the operation that is under way. ``region``: where the answer says that the
+    bucket is."""
+    operation = current()
+    refuses = f"refuses {operation}" if operation else "refuses"
+    answered = f"answered {operation} with" if operation else "answered"
     said = " ".join(part for part in (code or f"HTTP {status}", clean(message)) if part)
 
     def fault(kind: type[StorageError], text: str, cure: str = "", *, again: bool = False) -> Fault:
@@ -193,13 +203,34 @@ def from_answer(place: Place, what: str, status: int, code: str, message: str, *
     if code in _TRANSIENT or (status >= 500 and status != 501):
         return fault(TransientError, f"{what}: {place.endpoint} answered {said}", again=True)
     if code in _DENIED or status in (401, 403):
-        return fault(AccessDenied, f"{what}: {place.store()} refuses: {said}", _denied_cure(code))
+        return fault(
+            AccessDenied,
+            f"{what}: {place.store()} {refuses}: {said}",
+            _denied_cure(code, permission(operation)),
+        )
+    if status == 407 and has_proxy(place.endpoint):
+        error = proxy_error(place, what, f"wants credentials of its own: {said}")
+        return fault(EndpointUnreachable, error.message, error.cure)
     if status == 400 and code in ("", "400") and place.is_http:
         # Of servers of TLS: "Client sent an HTTP request to an HTTPS server", in as many wordings as there are servers.
         return fault(
             EndpointUnreachable, f"{what}: {place.endpoint} answered {said}, not as S3 does", HTTPS_CURE
         )
-    return fault(StorageError, f"{what}: {place.endpoint} answered {said}")
+    return fault(StorageError, f"{what}: {place.endpoint} {answered} {said}")
+
+
+def foreign(place: Place, what: str, status: int, found: str) -> Fault:
+    """The fault of an answer that is no error, but none of S3's documents either; ``found``: what it is. It may be
+    another one the next time: of a load balancer, say."""
+    operation = current()
+    return Fault(
+        EndpointUnreachable(
+            f"{what}: {place.endpoint} answered {f'{operation} ' if operation else ''}with {found}, not as S3 does",
+            cure=_FOREIGN_CURE,
+        ),
+        again=True,
+        status=status,
+    )
 
 
 def no_bucket(place: Place) -> StoreNotFound:
@@ -214,12 +245,13 @@ def no_bucket(place: Place) -> StoreNotFound:
     return StoreNotFound(f"there is no bucket {place.bucket} at {place.endpoint}", cure="; ".join(cures))
 
 
-def _denied_cure(code: str) -> str:
+def _denied_cure(code: str, needed: str) -> str:
     if code == "SignatureDoesNotMatch":
         return f"the secret key does not belong to the access key; {_KEY_CURE}"
     if code in ("InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken"):
         return f"the store does not know these credentials; {_KEY_CURE}"
-    return f"the credentials need permission for this bucket and prefix; {_KEY_CURE}"
+    which = f"the permission {needed}" if needed else "permission"
+    return f"the credentials need {which} for this bucket and prefix; {_KEY_CURE}"
 
 
 def request_errors() -> tuple[type[Exception], ...]:
@@ -275,9 +307,22 @@ def tls_error(place: Place, what: str, error: BaseException) -> EndpointUnreacha
 
 
 def unreachable(place: Place, what: str, reason: str) -> EndpointUnreachable:
+    if has_proxy(place.endpoint):
+        return proxy_error(
+            place, what, f"does not answer ({reason}), through which {place.endpoint} is to be reached"
+        )
     return EndpointUnreachable(
         f"{what}: nobody answers at {place.endpoint} ({reason})",
         cure=f"{_PATH_CURE}; or {_ENDPOINT_CURE}" if place.virtual else _ENDPOINT_CURE,
+    )
+
+
+def proxy_error(place: Place, what: str, does: str) -> EndpointUnreachable:
+    """``does``: what is wrong with the proxy that requests go through."""
+    variable = proxy_variable(place.endpoint)
+    return EndpointUnreachable(
+        f"{what}: the proxy {proxy_of(place.endpoint)} {does}",
+        cure=f"check {variable}, or name the store's host in NO_PROXY where it is reached without a proxy",
     )
 
 

@@ -10,6 +10,7 @@ from ckptpipe.storage_backends.abc import Extent, LocalFile, ObjectInfo, ObjectW
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.file_piece import Bytes, FilePiece
+from ckptpipe.storage_backends.s3.operation import asking
 from ckptpipe.storage_backends.s3.options import MAX_PARTS, MIN_PART, SPARE_PARTS
 from ckptpipe.storage_backends.s3.part import Part
 from ckptpipe.storage_backends.s3.put import Put, decode_crc32c
@@ -214,7 +215,8 @@ class S3Writer(ObjectWriter):
             put = Put(
                 self._what, self._place["Key"], part.ranges(), crc32c, parameters=self._client.new_object()
             )
-            await see_through(self._puts.send(put))
+            with asking("PutObject"):
+                await see_through(self._puts.send(put))
         finally:
             part.release()
             self._inflight.end()

@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.s3.address import check_endpoint
 from ckptpipe.storage_backends.s3.connections import tune_socket
+from ckptpipe.storage_backends.s3.documents import DOCUMENTED, Foreign, check_answer
 from ckptpipe.storage_backends.s3.environment import DEFAULT_REGION, explicit_endpoint, is_aws
 from ckptpipe.storage_backends.s3.models import models, warm_up
 from ckptpipe.storage_backends.s3.options import S3Options
@@ -28,7 +29,7 @@ from ckptpipe.storage_backends.shielded import in_thread
 
 SIGNER = "ckptpipe-s3v4"
 # RuntimeError: of credentials that are expired as soon as they are got; any other goes on as it is (`from_exception`).
-ERRORS: tuple[type[Exception], ...] = (ClientError, BotoCoreError, aiohttp.ClientError, RuntimeError)
+ERRORS: tuple[type[Exception], ...] = (ClientError, BotoCoreError, aiohttp.ClientError, RuntimeError, Foreign)
 _SPARE_CONNECTIONS = 8
 _KEEPALIVE = 12.0  # seconds; under the 15 to 20 that servers commonly keep an idle connection
 
@@ -45,6 +46,8 @@ class Sdk:
         self._stack = stack
         events = api.meta.events
         events.register_last("before-call.s3", _without_expect)
+        for operation in DOCUMENTED:
+            events.register(f"response-received.s3.{operation}", _check_document(operation))
         events.register_first("choose-signer.s3.UploadPart", self._choose_signer)
         events.register_first("choose-signer.s3.PutObject", self._choose_signer)
 
@@ -140,6 +143,16 @@ botocore.auth.AUTH_TYPE_MAPS.setdefault(SIGNER, _PrehashedAuth)
 def _without_expect(params: dict[str, Any], **_: Any) -> None:
     """botocore asks "Expect: 100-continue" for every file-like body; the wait for it has no time-out."""
     params["headers"].pop("Expect", None)
+
+
+def _check_document(operation: str) -> Callable[..., None]:
+    """botocore takes a document that it does not know for one with nothing in it, and what is no XML for a 500."""
+
+    def check(response_dict: dict[str, Any] | None = None, **_: Any) -> None:
+        if response_dict is not None and 200 <= response_dict["status_code"] < 300:
+            check_answer(operation, response_dict["body"])
+
+    return check
 
 
 def _socket_factory(stall_timeout: float) -> Callable[[Any], socket.socket]:

@@ -10,16 +10,18 @@ from botocore import exceptions as botocore_errors
 from ckptpipe.storage_backends.errors import (
     AccessDenied,
     BadUrl,
-    EndpointUnreachable,
     StorageError,
     TransientError,
 )
+from ckptpipe.storage_backends.s3.documents import Foreign
 from ckptpipe.storage_backends.s3.errors import (
     CREDENTIALS_CURE,
     Fault,
     Place,
     clean,
+    foreign,
     from_answer,
+    proxy_error,
     reason,
     tls_error,
     unreachable,
@@ -30,6 +32,8 @@ def from_sdk(place: Place, what: str, error: BaseException) -> Fault | None:
     """The fault of ``error``; None where it is none of the SDK's."""
     if isinstance(error, botocore_errors.ClientError):
         return _from_client_error(place, what, error)
+    if isinstance(error, Foreign):
+        return foreign(place, what, 200, str(error))
     at = place.endpoint
     if isinstance(error, botocore_errors.NoCredentialsError | botocore_errors.PartialCredentialsError):
         kind = "incomplete" if isinstance(error, botocore_errors.PartialCredentialsError) else "none"
@@ -63,12 +67,13 @@ def from_sdk(place: Place, what: str, error: BaseException) -> Fault | None:
     if isinstance(error, botocore_errors.SSLError | aiohttp.ClientSSLError):
         return Fault(tls_error(place, what, error))
     if isinstance(error, botocore_errors.ProxyConnectionError):
-        return Fault(
-            EndpointUnreachable(
-                f"{what}: the proxy to {at} cannot be reached", cure="check HTTP_PROXY and HTTPS_PROXY"
-            ),
-            again=True,
-        )
+        inner = error.kwargs.get("error")
+        if isinstance(inner, aiohttp.ClientHttpProxyError):
+            said = clean(f"{inner.status} {inner.message}")
+            return Fault(
+                proxy_error(place, what, f"does not connect to {at} ({said})"), again=inner.status >= 500
+            )
+        return Fault(unreachable(place, what, reason(error)), again=True)
     if isinstance(error, botocore_errors.ConnectTimeoutError):
         return Fault(unreachable(place, what, "no connection within the connect_timeout"), again=True)
     if isinstance(error, botocore_errors.EndpointConnectionError):
@@ -81,6 +86,10 @@ def from_sdk(place: Place, what: str, error: BaseException) -> Fault | None:
         return Fault(unreachable(place, what, reason(error)), again=True)
     if isinstance(error, botocore_errors.ReadTimeoutError):
         return Fault(TransientError(f"{what}: no progress from {at} within the stall_timeout"), again=True)
+    if isinstance(error, botocore_errors.HTTPClientError) and isinstance(
+        error.kwargs.get("error"), botocore_errors.InvalidProxiesConfigError
+    ):
+        return Fault(proxy_error(place, what, "is no URL that can be used"))
     if isinstance(error, botocore_errors.HTTPClientError | botocore_errors.ResponseStreamingError):
         return Fault(TransientError(f"{what}: the connection to {at} broke ({reason(error)})"), again=True)
     if isinstance(error, aiohttp.ClientError):

@@ -11,6 +11,7 @@ from ckptpipe.pyx.staging import Lease, lease_buffer
 from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound, StorageError
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.errors import Refused, is_redirect, request_errors
+from ckptpipe.storage_backends.s3.operation import asking
 from ckptpipe.storage_backends.s3.put import Put
 from ckptpipe.storage_backends.s3.puts import Puts
 
@@ -77,7 +78,8 @@ class SmallObjects:
         with lease_buffer(data or b"\0") as lease:
             put = self._new_put(key, what, data, lease, {"IfNoneMatch": "*"})
             try:
-                await self._puts.send(put)
+                with asking("PutObject"):
+                    await self._puts.send(put)
             except ObjectExists as error:
                 # An answer that was lost, and the request sent again: then the object is the one that we sent.
                 if put.times > 1 and await self._holds(key, what, data):
@@ -91,7 +93,7 @@ class SmallObjects:
             return False
 
     async def _put(self, key: str, what: str, data: bytes, **condition: str) -> None:
-        with lease_buffer(data or b"\0") as lease:
+        with lease_buffer(data or b"\0") as lease, asking("PutObject"):
             await self._puts.send(self._new_put(key, what, data, lease, condition))
 
     def _new_put(self, key: str, what: str, data: bytes, lease: Lease, condition: Mapping[str, str]) -> Put:
@@ -106,6 +108,11 @@ class SmallObjects:
         )
 
     async def read(self, key: str, what: str, *, limit: int) -> bytes:
+        """A whole object. StorageError where it has more than ``limit`` bytes."""
+        with asking("GetObject"):
+            return await self._read(key, what, limit)
+
+    async def _read(self, key: str, what: str, limit: int) -> bytes:
         tries = self._client.attempts()
         parameters = {"Bucket": self._bucket, "Key": key, **self._client.owner()}
         while True:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ckptpipe.storage_backends.errors import ObjectExists, ObjectNotFound, StorageError
 from ckptpipe.storage_backends.s3.client import S3Client
+from ckptpipe.storage_backends.s3.operation import asking
 from ckptpipe.storage_backends.s3.part import Part
 from ckptpipe.storage_backends.s3.put import Put, decode_crc32c, encode_crc32c
 from ckptpipe.storage_backends.s3.puts import Puts
@@ -70,16 +71,17 @@ class Upload:
 
     async def put(self, part: Part, crc32c: int) -> Sent:
         upload_id = await self.id()
-        etag = await self._puts.send(
-            Put(
-                f"{self._what}, part {part.number}",
-                self._place["Key"],
-                part.ranges(),
-                crc32c,
-                part=(part.number, upload_id),
-                parameters=self._client.owner(),
+        with asking("UploadPart"):
+            etag = await self._puts.send(
+                Put(
+                    f"{self._what}, part {part.number}",
+                    self._place["Key"],
+                    part.ranges(),
+                    crc32c,
+                    part=(part.number, upload_id),
+                    parameters=self._client.owner(),
+                )
             )
-        )
         return Sent(part.number, part.nbytes, etag, crc32c)
 
     async def complete(self, parts: list[Sent], size: int, crc32c: int) -> None:

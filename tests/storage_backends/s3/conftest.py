@@ -29,6 +29,8 @@ _AWS_VARIABLES = (
     "HTTPS_PROXY",
     "http_proxy",
     "https_proxy",
+    "NO_PROXY",
+    "no_proxy",
 )
 
 
@@ -74,3 +76,16 @@ def credentials(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
 def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
     with FaultProxy(seaweedfs.port) as made:
         yield made
+
+
+@pytest.fixture(params=["wire", "sdk"])
+def endpoint(
+    request: pytest.FixtureRequest, seaweedfs: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Of the faulty proxy, asked over our own connections or through the SDK."""
+    for name, value in seaweedfs.environment().items():
+        monkeypatch.setenv(name, value)
+    if request.param == "sdk":
+        monkeypatch.setenv("HTTP_PROXY", proxy.endpoint_url)
+        return seaweedfs.endpoint_url
+    return proxy.endpoint_url

@@ -273,7 +273,7 @@ def test_an_error_in_the_middle_of_a_part_ends_the_upload(seaweedfs: S3Server, p
         body = b"<Error><Code>AccessDenied</Code><Message>Not there.</Message></Error>"
         refusal = answer("403 Forbidden", body)
         fault = proxy.add(Fault(b"partNumber=2", answer=refusal, answer_after=MIB, times=99))
-        with pytest.raises(AccessDenied, match=r"part 2: .* refuses: AccessDenied Not there"):
+        with pytest.raises(AccessDenied, match=r"part 2: .* refuses UploadPart: AccessDenied Not there"):
             await store.write("object", DATA)
         assert fault.seen == 1
         assert store.ring.in_use == 0
