@@ -74,6 +74,7 @@ class Capabilities:
     durable: bool = True  # finish() and put_atomic() return only when a crash of the machine cannot undo them
     takes_files: bool = False  # `ObjectWriter.append_file`: bytes in the page cache need no memory of ours
     reads_through: bool = False  # `read_through`, most of the time
+    reads_anew: bool = False  # a second read asks the store again: what was garbled on the way may come right
     in_memory: bool = False  # takes bytes as fast as the CPU copies them: encoding them first only costs
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 from ckptpipe.pipeline.errors import (
     DigestMismatch,
@@ -34,6 +35,8 @@ from ckptpipe.pipeline.image.records import ChunkRecord
 from ckptpipe.pyx.checksum import crc32c_combine, crc32c_zeros
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import ObjectNotFound, StorageError
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class ImageReader:
         self.manifest = manifest
         self.index = index
         self.digest = digest
+        self.notes: list[str] = []  # of what was met while it was opened
 
     @property
     def url(self) -> str:
@@ -166,8 +170,18 @@ def _naming(backend: Backend) -> Iterator[None]:
 
 async def read_manifest(backend: Backend) -> tuple[Manifest, str]:
     """The manifest at an image's URL, and its digest."""
+    manifest, digest, _ = await _read_manifest(backend)
+    return manifest, digest
+
+
+async def _read_manifest(backend: Backend) -> tuple[Manifest, str, list[str]]:
+    """Also notes."""
+
+    async def read() -> bytes:
+        return await backend.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
+
     try:
-        stored = await backend.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
+        stored = await read()
     except ObjectNotFound as error:
         raise ImageNotFound(
             f"no image at {backend.url}",
@@ -180,9 +194,33 @@ async def read_manifest(backend: Backend) -> tuple[Manifest, str]:
         raise ImageCorrupt(
             f"{backend.url}: {MANIFEST_NAME} has {size} bytes, {MANIFEST_LIMIT} is the most"
         ) from None
+    manifest, stored, notes = await _decoded(backend, MANIFEST_NAME, stored, Manifest.decode, read)
+    return manifest, digest_of(stored), notes
+
+
+async def _decoded(
+    backend: Backend,
+    name: str,
+    stored: bytes,
+    decode: Callable[[bytes], T],
+    read: Callable[[], Awaitable[bytes]],
+) -> tuple[T, bytes, list[str]]:
+    """What ``stored``, the bytes of an object of the image, mean; these bytes; notes. Where they are damaged, and may
+    have been garbled on the way, they are read once more."""
     with _naming(backend):
-        manifest = await asyncio.to_thread(Manifest.decode, stored)
-    return manifest, digest_of(stored)
+        try:
+            return await asyncio.to_thread(decode, stored), stored, []
+        except (ImageCorrupt, UnsupportedImage):
+            if not backend.capabilities.reads_anew:
+                raise
+            try:
+                again = await read()
+            except StorageError:
+                again = stored
+            if again == stored:
+                raise
+        found = await asyncio.to_thread(decode, again)
+        return found, again, [f"{name} was read again: it had come garbled the first time"]
 
 
 async def open_image(backend: Backend, *, expect_digest: str = "") -> ImageReader:
@@ -192,23 +230,25 @@ async def open_image(backend: Backend, *, expect_digest: str = "") -> ImageReade
     """
     wanted = _normal(expect_digest) if expect_digest else ""
     for left in reversed(range(OPEN_TRIES)):
-        manifest, digest = await _manifest_of_image(backend)
+        manifest, digest, notes = await _manifest_of_image(backend)
         if wanted not in ("", digest):
             raise DigestMismatch(
                 f"{backend.url} has the digest {digest}, not {wanted}",
                 cure="this is another image, or its manifest was changed",
             )
         try:
-            return await _open(backend, manifest, digest)
+            reader = await _open(backend, manifest, digest)
+            reader.notes[:0] = notes
+            return reader
         except (ImageIncomplete, ObjectNotFound):
             if not left or (await _manifest_of_image(backend))[1] == digest:
                 raise
     raise AssertionError("the last try returns or raises")
 
 
-async def _manifest_of_image(backend: Backend) -> tuple[Manifest, str]:
+async def _manifest_of_image(backend: Backend) -> tuple[Manifest, str, list[str]]:
     try:
-        return await read_manifest(backend)
+        return await _read_manifest(backend)
     except ImageNotFound as error:
         if any([parse_object_name(info.name) is not None async for info in backend.list()]):
             raise ImageIncomplete(
@@ -221,9 +261,17 @@ async def _manifest_of_image(backend: Backend) -> tuple[Manifest, str]:
 async def _open(backend: Backend, manifest: Manifest, digest: str) -> ImageReader:
     sizes = {info.name: info.size async for info in backend.list()}
     _check_index_size(backend, manifest, sizes)
-    stored = await backend.read_bytes(manifest.index.name, limit=manifest.index.bytes)
-    with _naming(backend):
-        index = await asyncio.to_thread(Index.decode, stored, manifest)
+
+    async def read() -> bytes:
+        return await backend.read_bytes(manifest.index.name, limit=manifest.index.bytes)
+
+    try:
+        stored = await read()
+    except ObjectNotFound as error:  # listed, and gone since, or hidden
+        raise _no_index(backend, manifest) from error
+    index, _, notes = await _decoded(
+        backend, manifest.index.name, stored, lambda data: Index.decode(data, manifest), read
+    )
     await _check_stripes(backend, manifest, sizes)
     for position, entry in enumerate(manifest.objects):
         problem = _problem_of(sizes.get(entry.name), entry)
@@ -233,13 +281,19 @@ async def _open(backend: Backend, manifest: Manifest, digest: str) -> ImageReade
                 f"{backend.url}: {where}the data object {entry.name} {problem}",
                 cure="restore from another copy of the image",
             )
-    return ImageReader(backend, manifest, index, digest)
+    reader = ImageReader(backend, manifest, index, digest)
+    reader.notes += notes
+    return reader
+
+
+def _no_index(backend: Backend, manifest: Manifest) -> ImageIncomplete:
+    return ImageIncomplete(f"{backend.url}: the index {manifest.index.name} is missing")
 
 
 def _check_index_size(backend: Backend, manifest: Manifest, sizes: Mapping[str, int]) -> None:
     name, size = manifest.index.name, sizes.get(manifest.index.name)
     if size is None:
-        raise ImageIncomplete(f"{backend.url}: the index {name} is missing")
+        raise _no_index(backend, manifest)
     if size != manifest.index.bytes:
         raise ImageIncomplete(
             f"{backend.url}: the index {name} has {size} bytes, the manifest says {manifest.index.bytes}"
@@ -280,7 +334,11 @@ async def _check_stripes(backend: Backend, manifest: Manifest, sizes: Mapping[st
     if manifest.stripes == 1:
         return
     for stripe in range(manifest.stripes):
-        marker = await backend.read_bytes(stripe_name(manifest.save_id, stripe), limit=STRIPE_MARKER_MAX)
+        name = stripe_name(manifest.save_id, stripe)
+        try:
+            marker = await backend.read_bytes(name, limit=STRIPE_MARKER_MAX)
+        except ObjectNotFound as error:
+            raise ImageIncomplete(f"{backend.url}: the stripe's marker {name} is missing") from error
         check_stripe_marker(marker, manifest.save_id, stripe, manifest.stripes)
 
 

@@ -19,7 +19,7 @@ from ckptpipe.pipeline.image.reader import Extent, ImageReader, runs
 from ckptpipe.pipeline.image.records import ChunkRecord, PlaneRecord
 from ckptpipe.pipeline.parallel import in_parallel
 from ckptpipe.pipeline.sources.abc import Source, Stream, clear_padding, fillers, zero_chunk
-from ckptpipe.pyx.checksum import crc32c_zeros
+from ckptpipe.pyx.checksum import crc32c_combine, crc32c_zeros
 from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.pyx.staging import Lease, StagingRing
 from ckptpipe.storage_backends.abc import Landing
@@ -79,6 +79,9 @@ class ImageSource(Source):
 
     ``decode`` True: raw chunks, each verified twice (stored bytes before the decoder, raw bytes after).
     False: the stored bytes as they are, verified, for a copy that keeps them.
+
+    A chunk that comes from a store behind a network (`Capabilities.reads_anew`) with other stored bytes than it should is
+    read once more before it is called corrupt: something on the way may have garbled it.
     """
 
     kind = "image"
@@ -104,6 +107,8 @@ class ImageSource(Source):
         self._sink = sink
         self._not_decoded = frozenset(not_decoded)
         self._damage = damage
+        self._anew = reader.backend.capabilities.reads_anew
+        self._read_again = 0  # chunks that were right the second time
         self._chosen = reader.select(streams)
         manifest = reader.manifest
         self.streams = [
@@ -126,6 +131,7 @@ class ImageSource(Source):
 
     async def open(self, context: GraphContext) -> None:
         self._context = context
+        context.notes.extend(note for note in self.reader.notes if note not in context.notes)
 
     async def run(self, outlet: Outlet) -> None:
         count = LOAD_FEEDERS if self._sink.loads else self._fillers()
@@ -145,6 +151,9 @@ class ImageSource(Source):
         if self._decoder is not None:
             for backend, chunks in self._decoder.decoded_by().items():
                 self.counts.count_decoded(backend, chunks)
+        if self._read_again:
+            what = "1 chunk was" if self._read_again == 1 else f"{self._read_again} chunks were"
+            self._context.notes.append(f"{what} read again: the stored bytes had come garbled the first time")
 
     async def _room(self, item: Extent | ChunkRecord) -> None:
         """Wait until the sink has room for what ``item`` will be."""
@@ -169,8 +178,8 @@ class ImageSource(Source):
             raise self._corrupt(row, "is marked as zeros, but its checksum is not that of zeros")
         return chunk
 
-    async def _read(self, extent: Extent, outlet: Outlet) -> None:
-        """Read one extent and emit its chunks.
+    async def _read(self, extent: Extent, outlet: Outlet, *, again: bool = False) -> None:
+        """Read one extent and emit its chunks. ``again``: it came garbled the first time.
 
         Encoded chunks are read into a ring of their own: a task that holds stored bytes then waits only for
         slots that sinks free, never for one that another such task holds.
@@ -190,12 +199,13 @@ class ImageSource(Source):
                 for row in extent.rows:
                     self._bad(await self._missing(row, error), error)
                 return
+            right = crc is not None and crc == _crc32c_of(extent)
             for row in extent.rows:
                 at = row.offset - extent.offset
                 part = slot.slice(at, padded(row.stored_bytes))
                 try:
                     with released_on_error(part):
-                        chunk = await self._chunk(row, part, crc if len(extent.rows) == 1 else None)
+                        chunk = await self._chunk(row, part, right=right, again=again)
                 except ImageCorrupt as error:
                     self._bad(error)
                     continue
@@ -233,7 +243,10 @@ class ImageSource(Source):
             return False
         for (row, _), crc in zip(rows, crcs[::2], strict=True):
             if crc != row.stored_crc32c:
-                self._bad(self._corrupt(row, differs("stored", crc, row.stored_crc32c)))
+                if self._anew:
+                    await self._read(_extent_of(row), outlet, again=True)
+                else:
+                    self._bad(self._corrupt(row, differs("stored", crc, row.stored_crc32c)))
                 continue
             self.counts.chunks += 1
             self.counts.stored_bytes += row.stored_bytes
@@ -273,19 +286,35 @@ class ImageSource(Source):
         """Whether the sink decodes it."""
         return self._sink.decodes is not None and bool(row.planes) and self._sink.decodes(row.planes)
 
-    async def _chunk(self, row: ChunkRecord, part: Lease, found: int | None = None) -> Chunk:
-        """The chunk of ``row``, whose stored bytes are ``part``; owns ``part`` when it returns. ``found``: the checksum
-        of these with their padding, where it was taken as they were read."""
+    async def _check_stored(self, row: ChunkRecord, part: Lease, *, again: bool) -> None:
+        """ImageCorrupt unless the stored bytes of ``row`` lie in ``part``, at the latest when they were read again."""
+        found = await self._context.workers.crc32c(part, row.stored_bytes)
+        if found != row.stored_crc32c and self._anew and not again:
+            again = True
+            try:
+                await self.reader.backend.read_into(
+                    self.reader.object_name(row.object), row.offset, padded(row.stored_bytes), part
+                )
+            except (ObjectNotFound, ObjectTruncated) as error:
+                raise await self._missing(row, error) from error
+            found = await self._context.workers.crc32c(part, row.stored_bytes)
+        if found != row.stored_crc32c:
+            raise self._corrupt(row, differs("stored", found, row.stored_crc32c))
+        self._read_again += again
+
+    async def _chunk(self, row: ChunkRecord, part: Lease, *, right: bool, again: bool) -> Chunk:
+        """The chunk of ``row``, whose stored bytes are ``part``; owns ``part`` when it returns. ``right``: these and
+        their padding are known to be; ``again``: they were read once more."""
         context = self._context
         passed_on = self._passed_on(row)
         takes = self._decode and self._decoder is not None and self._decoder.takes(row.planes)
         decoder = self._decoder if takes else None
         here = not passed_on and decoder is None and (bool(row.planes) or not self._sink.verifies)
-        # Bytes that are padded with something else than zeros may still be right.
-        if here and found != crc32c_zeros(padded(row.stored_bytes) - row.stored_bytes, row.stored_crc32c):
-            stored_crc = await context.workers.crc32c(part, row.stored_bytes)
-            if stored_crc != row.stored_crc32c:
-                raise self._corrupt(row, differs("stored", stored_crc, row.stored_crc32c))
+        if right:
+            self._read_again += again
+        elif here or self._anew:  # nobody behind us could have it read again
+            # Bytes that are padded with something else than zeros may still be right.
+            await self._check_stored(row, part, again=again)
         clear_padding(part, row.stored_bytes)  # what lay there belonged to no checksum
         self.counts.chunks += 1
         self.counts.stored_bytes += row.stored_bytes
@@ -397,3 +426,16 @@ class ImageSource(Source):
 
     async def aclose(self) -> None:
         return
+
+
+def _extent_of(row: ChunkRecord) -> Extent:
+    return Extent(row.object, row.offset, padded(row.stored_bytes), [row])
+
+
+def _crc32c_of(extent: Extent) -> int:
+    """Of its bytes as they are stored, padded with zeros."""
+    crc = 0
+    for row in extent.rows:
+        size = padded(row.stored_bytes)
+        crc = crc32c_combine(crc, crc32c_zeros(size - row.stored_bytes, row.stored_crc32c), size)
+    return crc

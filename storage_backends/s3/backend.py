@@ -82,6 +82,7 @@ class S3Backend(Backend):
             durable=True,
             takes_files=self._shared.puts.sends_files,
             reads_through=self._shared.get.goes_through,
+            reads_anew=True,
         )
 
     @classmethod

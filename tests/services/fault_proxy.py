@@ -31,6 +31,7 @@ class Fault:
     stall_request_after: int | None = None  # bytes of the request's body, then nothing more is taken
     stall_answer_after: int | None = None  # bytes of the answer, then nothing more is passed on
     damage_request_at: int | None = None  # offset in the request's body of a byte that is passed on wrong
+    damage_answer_at: int | None = None  # offset in the answer's body of a byte that is passed on wrong
     answer: bytes | None = None  # said instead of asking the server; the connection ends with it
     answer_after: int | None = None  # bytes of the body that are taken before `answer` is said; None: all
     lose_answer: bool = False  # the server gets the request and answers, the client sees a reset
@@ -144,6 +145,7 @@ class _Relay:
         self._fault: Fault | None = None
         self._asked = 0  # bytes of the request's body that were passed on
         self._answered = 0
+        self._answer_head = b""  # as far as it is needed to see where the body begins
 
     def run(self) -> None:
         sources = [self._client, self._server, self._proxy._stopping]
@@ -170,6 +172,7 @@ class _Relay:
                 self._head = b""
                 self._fault = self._proxy._match(head)
                 self._asked = self._answered = 0
+                self._answer_head = b""
                 self._body_left = _content_length(head)
                 if self._fault is not None and self._fault.answer is not None:
                     return self._say(self._fault.answer, data)
@@ -211,9 +214,21 @@ class _Relay:
             self._client.sendall(data[: limit - self._answered])
             sources.remove(self._server)
             return True
+        if fault is not None and fault.damage_answer_at is not None:
+            data = self._damaged(data, fault.damage_answer_at)
         self._client.sendall(data)
         self._answered += len(data)
         return True
+
+    def _damaged(self, data: bytes, wrong: int) -> bytes:
+        """``data`` of the answer, with a wrong byte where ``wrong`` of the body lies in it."""
+        if b"\r\n\r\n" not in self._answer_head:
+            self._answer_head += data
+        head = self._answer_head.find(b"\r\n\r\n")
+        at = head + 4 + wrong - self._answered
+        if head < 0 or not 0 <= at < len(data):
+            return data
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
     def _say(self, words: bytes, body: bytes) -> bool:
         """Take the request's body, as a server would, and answer; early, and then wait for the client to end."""
