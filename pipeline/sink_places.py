@@ -27,7 +27,10 @@ def check_sinks(sinks: Iterable[SinkSpec]) -> None:
         problems = options_problems(sink.url, sink.options)
         if problems:
             raise BadUrl("; ".join(f'option "{key}": {message}' for key, message, _ in problems))
-        for place in set(_places(sink.url)):
+        places = _places(sink.url)
+        if len(set(places)) < len(places):
+            raise BadUrl(f"{sink.url}: a directory is named twice", cure="stripes are different directories")
+        for place in places:
             if place in taken:
                 also = "" if taken[place] == sink.url else f", also called {taken[place]}"
                 raise UsageError(f"two sinks write to {sink.url}{also}", cure="give each a URL of its own")

@@ -347,7 +347,10 @@ def test_a_mistake_in_a_best_effort_sink_ends_the_save(
     assert not (workdir / "one").exists() and not (workdir / "two").exists()
 
 
-@pytest.mark.parametrize("policy", ["required", "best-effort"])
+POLICIES: tuple[Literal["required", "best-effort"], ...] = ("required", "best-effort")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("below", ["", "new/er"])
 def test_two_names_of_one_place_are_one_sink_too_many(
     workdir: Path, source: Path, below: str, policy: Literal["required", "best-effort"]
@@ -371,3 +374,13 @@ def test_places_that_only_look_alike(workdir: Path, source: Path) -> None:
         SinkSpec(str(workdir / "a" / "b")),
     ]
     assert len(run(ckptpipe.save(source, to=sinks, name="i", settings=LARGE)).sinks) == 4
+
+
+def test_a_sink_of_one_directory_under_two_names(workdir: Path, source: Path) -> None:
+    (workdir / "real").mkdir()
+    (workdir / "also").symlink_to("real")
+    for policy in POLICIES:
+        sink = SinkSpec(f"nvme:{workdir}/real,{workdir}/also", policy=policy)
+        with pytest.raises(BadUrl, match=r"real,.*also: a directory is named twice"):
+            run(ckptpipe.save(source, to=[workdir / "else", sink], name="i", settings=LARGE))
+    assert list((workdir / "real").iterdir()) == [] and not (workdir / "else").exists()
