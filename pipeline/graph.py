@@ -67,6 +67,7 @@ class Graph:
         self._source_edges: list[Edge] = []
         self._source_done = False
         self._by_name: dict[str, Node] = {}
+        self._left: dict[str, CkptpipeError | OSError] = {}  # by URL: why something was not cleaned up
 
     def add_stage(self, stage: Stage, reads: str = "", *, wants: object = None) -> Node:
         """``wants``: the form of chunks that the stage takes, where the source can give several."""
@@ -111,8 +112,9 @@ class Graph:
             if self._outlet.first_at:
                 self.copy_seconds = time.perf_counter() - self._outlet.first_at
             await self._commit(sinks)
-        except BaseException:
+        except BaseException as error:
             await shielded(self._abort(sinks))
+            self._tell_left(error)
             raise
         finally:
             for node in self.nodes:
@@ -220,7 +222,17 @@ class Graph:
         try:
             await _sink(node).abort()
         except (CkptpipeError, OSError) as error:
+            self._left[_sink(node).url] = error
             self._context.notes.append(f"{_sink(node).url} was not cleaned up: {error}")
+
+    def _tell_left(self, error: BaseException) -> None:
+        """A run that fails has no result whose notes would say what was not cleaned up: its error does."""
+        for url, why in self._left.items():
+            if isinstance(error, CkptpipeError) and isinstance(why, CkptpipeError):
+                error.message += f"; {url} was not cleaned up: {why.message}"
+                error.cure = "; ".join(filter(None, (error.cure, why.cure)))
+            else:
+                error.add_note(f"{url} was not cleaned up: {why}")
 
     async def _keep_alive(self, node: Node) -> None:
         if node.error is None:

@@ -25,7 +25,8 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
 NAME_MAX = 255  # bytes of one component (NAME_MAX of Linux file systems)
 TEMPORARY_PREFIX = ".tmp-"  # of files that `put_atomic` has not renamed yet; no object may be named so
 WRITE_PROBE = "write-probe"
-"""The name of the upload or temporary file by which `Backend.check` proves that it may write; never an object's."""
+"""The name of the upload or temporary file by which `Backend.check` proves that it may write; with a random
+part behind it, of the empty object by which gc asks for the store's clock. Never another object's."""
 
 
 def is_name(name: str) -> bool:
@@ -75,6 +76,7 @@ class Capabilities:
     takes_files: bool = False  # `ObjectWriter.append_file`: bytes in the page cache need no memory of ours
     reads_through: bool = False  # `read_through`, most of the time
     reads_anew: bool = False  # a second read asks the store again: what was garbled on the way may come right
+    keeps: bool = True  # what was stored can be looked at and read
     in_memory: bool = False  # takes bytes as fast as the CPU copies them: encoding them first only costs
 
 
@@ -118,7 +120,7 @@ class BackendReport:
     direct: str = ""  # "on", "off", "on (2 of 3 objects: …)"; "" where it has no meaning
     retries: int = 0
     notes: list[str] = field(default_factory=list)  # each fallback, in words
-    unlisted: str = ""  # what `pending` could not find out, in words, once it was asked; it is among the notes, too
+    unlisted: str = ""  # what `pending` could not find out, once it was asked; it is among the notes, too
 
 
 class LocalFile(Protocol):

@@ -47,7 +47,7 @@ class NullBackend(Backend):
         self.url = url
         self.counts = counts
         self.capabilities = Capabilities(
-            write_size=1 << 20, put_atomic="memory", durable=False, in_memory=True
+            write_size=1 << 20, put_atomic="memory", durable=False, keeps=False, in_memory=True
         )
         self._context = context
         self._budget = budget

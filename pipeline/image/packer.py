@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.image.index_builder import IndexBuilder
 from ckptpipe.pipeline.image.layout import data_name, padded
 from ckptpipe.pipeline.image.records import ChunkRecord, zero_record
+from ckptpipe.pipeline.image.removal import Removal
 from ckptpipe.pyx.checksum import crc32c_combine, crc32c_zeros
 from ckptpipe.pyx.copy import copy
 from ckptpipe.pyx.staging import Lease, StagingRing
@@ -219,11 +221,15 @@ class Packer:
         if slot is not None:
             slot.release()
         self._gathered.clear()
-        for target in self.objects:
-            if target.info is None:
-                await shielded(target.writer.abort())
-            else:
-                await shielded(self._backend.delete(target.name))
+        removal = Removal()
+        await shielded(removal.steps(partial(self._remove, target) for target in self.objects))
+        removal.end()
+
+    async def _remove(self, target: DataObject) -> None:
+        if target.info is None:
+            await target.writer.abort()
+        else:
+            await self._backend.delete(target.name)
 
 
 async def _finish(target: DataObject) -> None:

@@ -10,23 +10,25 @@ from datetime import UTC, datetime
 from ckptpipe.pipeline.codecs import CodecChoice
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge
-from ckptpipe.pipeline.errors import ImageCorrupt, ImageExists, UnsupportedImage, UsageError
+from ckptpipe.pipeline.errors import ImageCorrupt, ImageExists, SaveFailed, UnsupportedImage, UsageError
 from ckptpipe.pipeline.image.entries import IndexEntry, ObjectEntry, StreamEntry, Totals, Writer, chunk_count
-from ckptpipe.pipeline.image.holder import lease_facts
 from ckptpipe.pipeline.image.index_builder import EncodedIndex, IndexBuilder
 from ckptpipe.pipeline.image.index_limits import INDEX_RAW_MAX
 from ckptpipe.pipeline.image.layout import (
     MANIFEST_NAME,
     encode_stripe_marker,
     index_name,
-    lease_name,
     stripe_name,
 )
+from ckptpipe.pipeline.image.lease import LiveLease
 from ckptpipe.pipeline.image.leftovers import never_finished, remove_save, save_id_of
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest, digest_of
 from ckptpipe.pipeline.image.packer import Packer
+from ckptpipe.pipeline.image.presence import missing
 from ckptpipe.pipeline.image.records import HEADER, ROW
+from ckptpipe.pipeline.image.removal import Removal
 from ckptpipe.pipeline.image.seal import is_torn
+from ckptpipe.pipeline.image.succession import settle
 from ckptpipe.pipeline.result import SinkResult
 from ckptpipe.pipeline.sinks.abc import RateHint, Sink
 from ckptpipe.pipeline.sources.abc import Source
@@ -78,6 +80,7 @@ class ImageSink(Sink):
         self._torn = False
         self._replaced = b""  # manifest of the image that is being replaced
         self._packer: Packer | None = None
+        self._markers: list[tuple[str, int]] = []  # of stripes, with their sizes
         self._source: Source | None = None
         self._begun = False
         self._committed = False
@@ -135,13 +138,15 @@ class ImageSink(Sink):
     async def begin(self, source: Source) -> None:
         self._source = source
         self._begun = True
-        self._started = time.time()
         self._clock = time.perf_counter()
-        await self._refresh_lease()
+        self._lease = LiveLease(self._image, self.save_id)
+        await self._lease.put()
         stripes = self._image.capabilities.stripes
         for stripe in range(stripes if stripes > 1 else 0):
             marker = encode_stripe_marker(self.save_id, stripe, stripes)
-            await self._image.put_atomic(stripe_name(self.save_id, stripe), marker, lane=stripe)
+            name = stripe_name(self.save_id, stripe)
+            await self._image.put_atomic(name, marker, lane=stripe)
+            self._markers.append((name, len(marker)))
         self._index = IndexBuilder(self._context.chunk_bytes)
         self._packer = Packer(
             self._image,
@@ -172,15 +177,42 @@ class ImageSink(Sink):
     async def keep_alive(self) -> None:
         while True:
             await asyncio.sleep(LEASE_REFRESH)
-            await self._refresh_lease()
+            if self._image.capabilities.keeps:
+                await (
+                    self._require_lease()
+                )  # putting it back would hide that gc has begun to take the save away
+            await self._lease.put()
 
-    async def _refresh_lease(self) -> None:
-        await self._image.put_atomic(lease_name(self.save_id), lease_facts(self.save_id, self._started))
+    async def _require_lease(self) -> None:
+        if not await self._lease.stands():
+            raise self._was_removed(self._lease.name)
+
+    async def _require_all(self) -> None:
+        """The lease, and every object that was finished, with its size. A file that was unlinked under its writer took
+        all that was written to it without an error."""
+        assert self._packer is not None and self._encoded is not None
+        if not self._image.capabilities.keeps:
+            return
+        await self._require_lease()
+        expected = [(item.name, item.nbytes) for item in self._packer.objects]
+        index = (index_name(self.save_id), len(self._encoded.stored))
+        if gone := await missing(self._image, [*expected, index, *self._markers]):
+            more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+            raise self._was_removed(", ".join(gone[:3]) + more)
+
+    def _was_removed(self, what: str) -> SaveFailed:
+        stays = "; the image that it was to replace stays" if self._replaced else ""
+        return SaveFailed(
+            f"{self._image.url}: {what} was removed while it was being written, by gc or by hand{stays}",
+            cure="save again; gc takes a save of another machine whose lease it finds older than 15 minutes: compare "
+            "the clocks, and look whether this machine was suspended",
+        )
 
     async def commit(self) -> None:
         stored = await asyncio.to_thread(self._manifest)
         await self._before_commit(stored)
         self._digest = digest_of(stored)
+        await self._require_all()
         try:
             await self._look_again()
             self._manifest_bytes = stored
@@ -190,6 +222,8 @@ class ImageSink(Sink):
                 f"{self._image.url} was written by somebody else meanwhile",
                 cure="choose another --name, or replace it with --overwrite",
             ) from error
+        # A gc that had taken us for dead before the manifest stood has removed the lease by now, or sees the manifest.
+        await self._require_all()
         self._committed = True
         self._seconds = time.perf_counter() - self._clock
 
@@ -198,28 +232,37 @@ class ImageSink(Sink):
 
     async def _look_again(self) -> None:
         """Another save may have replaced the old image meanwhile: then its image is what we replace."""
-        if not self._replaced and not self._torn:
+        if not self._overwrite and not self._torn:
             return
         try:
             stands = await self._image.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
         except ObjectNotFound:
             stands = b""
-        if self._replaced:
-            self._replaced = stands
-        elif is_torn(stands):
+        if self._torn and stands and is_torn(stands):
             await self._image.delete(MANIFEST_NAME)
+        elif self._overwrite:
+            self._replaced = stands
 
     @property
     def zero_chunks(self) -> int:
         return self._encoded.zero_chunks if self._encoded is not None else 0
 
     async def settle(self) -> None:
-        await self._image.delete(lease_name(self.save_id))
-        if self._replaced:
-            try:
-                await remove_save(self._image, save_id_of(self._replaced))
-            except (ImageCorrupt, UnsupportedImage) as error:
-                self._notes.append(f"objects of the replaced image were left for gc: {error}")
+        replaced = ""
+        try:
+            replaced = save_id_of(self._replaced) if self._replaced else ""
+        except (ImageCorrupt, UnsupportedImage) as error:
+            self._notes.append(f"objects of the replaced image were left for gc: {error}")
+        note = await settle(
+            self._image,
+            self._lease,
+            self.save_id,
+            self._digest,
+            overwrites=self._overwrite,
+            replaced=replaced,
+        )
+        if note:
+            self._notes.append(note)
         self._begun = False
 
     def _manifest(self) -> bytes:
@@ -281,17 +324,17 @@ class ImageSink(Sink):
             await shielded(self._abort())
 
     async def _abort(self) -> None:
+        removal = Removal()
         if self._begun:
-            try:
-                await self._withdraw()
-            finally:
-                try:
-                    if self._packer is not None:
-                        await self._packer.abort()
-                finally:
-                    await remove_save(self._image, self.save_id)
+            if await removal.step(self._withdraw()):  # else what our manifest names stays: it may stand
+                if self._packer is not None:
+                    await removal.step(self._packer.abort())
+                await removal.step(remove_save(self._image, self.save_id))
+            if removal.failed:
+                await removal.step(self._lease.give_back())
             self._begun = self._committed = False
-        await self._image.remove_if_empty()
+        await removal.step(self._image.remove_if_empty())
+        removal.end(cure=f"remove what is left with: ckptpipe gc {self.url}")
 
     async def _withdraw(self) -> None:
         """Undo `commit`, also one that was cut off: whether its manifest stands is asked of the store."""

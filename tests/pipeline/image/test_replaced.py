@@ -71,17 +71,47 @@ def test_what_is_no_digest_is_wrong_usage(workdir: Path, source: Path, digest: s
 def test_a_lease_of_a_process_that_has_ended_protects_nothing() -> None:
     program = "from ckptpipe.pipeline.image.holder import lease_facts; import sys; sys.stdout.buffer.write(lease_facts('x', 1.0))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
-    who, gone = holder.read_lease(ended)
-    assert gone
-    assert " of process " in who
-    assert holder.read_lease(holder.lease_facts("x", 1.0))[1] is False
+    read = holder.read_lease(ended)
+    assert read.life == "ended"
+    assert " of process " in read.words
+    assert holder.read_lease(holder.lease_facts("x", 1.0)).life == "alive"
 
     facts = json.loads(ended)
     facts["process"]["boot_id"] = "another"
-    assert holder.read_lease(json.dumps(facts).encode())[1] is False  # another machine: nobody knows
+    assert holder.read_lease(json.dumps(facts).encode()).life == "unknown"  # another machine: nobody knows
     del facts["process"]
-    assert holder.read_lease(json.dumps(facts).encode())[1] is False
-    assert holder.read_lease(b"{") == ("", False)
+    assert holder.read_lease(json.dumps(facts).encode()).life == "unknown"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"[" * 60_000,
+        b'{"pid": Infinity, "host": "h"}',
+        b'{"pid": null, "host": "h"}',
+        b'{"refreshed": NaN}',
+        b'{"refreshed": "now", "left": 1, "replaced": []}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_lease_that_says_nothing(data: bytes) -> None:
+    assert holder.read_lease(data) == holder.Holder()
+    assert not holder.is_lease_of(data, "x", 1.0)
+
+
+def test_a_lease_is_its_own_saves_alone() -> None:
+    written = holder.lease_facts("x", 1.0)
+    assert holder.is_lease_of(written, "x", 1.0)
+    assert not holder.is_lease_of(written, "y", 1.0)
+    assert not holder.is_lease_of(written, "x", 2.0)
+    left = holder.lease_facts("x", 1.0, left=True, replaced="w")
+    assert not holder.is_lease_of(left, "x", 1.0)
+    read = holder.read_lease(left)
+    assert (read.life, read.left, read.replaced) == ("ended", True, "w"), "its process lives on"
 
 
 @pytest.mark.parametrize("buffers", [{}, {5: b"x"}])
