@@ -10,7 +10,7 @@ from ckptpipe.pyx.staging import Lease
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.control import HEADERS
-from ckptpipe.storage_backends.s3.errors import Refused, is_redirect, request_errors
+from ckptpipe.storage_backends.s3.errors import Refused, foreign, is_redirect, request_errors
 from ckptpipe.storage_backends.s3.file_piece import Bytes, FilePiece, changed, crc32c_of, in_memory
 from ckptpipe.storage_backends.s3.hashing import hash_ranges
 from ckptpipe.storage_backends.s3.put import Put, decode_crc32c, encode_crc32c
@@ -124,9 +124,10 @@ class Puts:
                 await tries.again(fault)
 
     async def _by_wire(self, put: Put, made: Mapping[str, str]) -> tuple[str, str | None]:
+        client = self._client
         query = {} if put.part is None else {"partNumber": str(put.part[0]), "uploadId": put.part[1]}
         headers = {HEADERS[name]: value for name, value in made.items()}
-        signed = put.sha256 if self._client.signs_payloads else ""
+        signed = put.sha256 if client.signs_payloads else ""
         origin, request = await self._wires.signing.put(put.key, query, headers, put.nbytes, signed)
         found: list[dict[str, str]] = []
 
@@ -143,6 +144,8 @@ class Puts:
                 answer = await wire.ask(request, body)
             if not 200 <= answer.status < 300:
                 raise await self._wires.refused(wire, answer, put.what)
+            if "etag" not in answer.headers:
+                raise Refused(foreign(client.place, put.what, answer.status, "no ETag"))
             found.append(answer.headers)
 
         await self._wires.use(origin, talk)

@@ -68,6 +68,7 @@ def check_retries(store: Store, fault: Fault) -> None:
         Fault(b"partNumber=2", answer=answer("400 Bad Request", EXPIRED_BODY)),
         Fault(b"?uploads", lose_answer=True),
         Fault(b"HEAD /", answer=answer("503 Slow Down")),
+        Fault(b"partNumber=2", answer=answer("200 OK", b"<html>please log in</html>")),
     ],
     ids=[
         "cut",
@@ -81,6 +82,7 @@ def check_retries(store: Store, fault: Fault) -> None:
         "expired",
         "create-lost",
         "head",
+        "foreign",
     ],
 )
 def test_put(
