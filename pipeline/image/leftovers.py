@@ -48,15 +48,19 @@ class SaveObjects:
 
 async def saves_at(backend: Backend) -> dict[str, SaveObjects]:
     """Every save id found in object names and pending uploads; other people's objects are not looked at."""
+    return _by_save([info async for info in backend.list()], await backend.pending())
+
+
+def _by_save(objects: list[ObjectInfo], uploads: list[PendingUpload]) -> dict[str, SaveObjects]:
     found: dict[str, SaveObjects] = {}
 
     def of(save_id: str) -> SaveObjects:
         return found.setdefault(save_id, SaveObjects(save_id, [], []))
 
-    async for info in backend.list():
+    for info in objects:
         if save_id := _save_id(info.name):
             of(save_id).objects.append(info)
-    for upload in await backend.pending():
+    for upload in uploads:
         if save_id := _save_id_of_upload(upload):
             of(save_id).uploads.append(upload)
     return found
@@ -131,12 +135,10 @@ async def collect(
 
     Ages are by the store's clock, but of a dry run, which writes nothing: by this machine's.
     """
-    saves = await saves_at(backend)
-    loose = [SaveObjects("", [], [upload]) for upload in await backend.pending() if _is_loose(upload.name)]
-    probes = [
-        info async for info in backend.list(f"{WRITE_PROBE}-") if not info.size and _is_loose(info.name)
-    ]
-    loose += [SaveObjects("", [info], []) for info in probes]
+    objects, uploads = [info async for info in backend.list()], await backend.pending()
+    saves = _by_save(objects, uploads)
+    loose = [SaveObjects("", [], [upload]) for upload in uploads if _is_loose(upload.name)]
+    loose += [SaveObjects("", [info], []) for info in objects if _is_probe(info)]
     current = await _save_id_of_manifest(backend)
     if current is TORN:
         loose.insert(0, SaveObjects("", [await backend.stat(MANIFEST_NAME)], []))
@@ -144,9 +146,9 @@ async def collect(
         here = saves[current]
         kept = [info for info in here.objects if info.name == lease_name(current)]
         saves[current] = SaveObjects(current, kept, here.uploads)  # a lease that outlived its commit
-    asks = not (dry_run or current is UNREADABLE) and bool(
-        loose or any(save.objects or save.uploads for save in saves.values())
-    )
+        if not (kept or here.uploads or loose or len(saves) > 1):
+            return []  # as of most images
+    asks = not (dry_run or current is UNREADABLE) and bool(saves or loose)
     now = await _store_clock(backend) if asks else None
     clock = _Clock(time.time() if now is None else now, CLOCK_DOUBT if asks and now is None else 0.0)
 
@@ -229,6 +231,10 @@ async def _condemn(backend: Backend, saves: list[SaveObjects], before: object) -
 def _is_loose(name: str) -> bool:
     """A temporary file, upload or probe of ours that no save id stands in. Any other is somebody else's."""
     return _LOOSE.fullmatch(name) is not None
+
+
+def _is_probe(info: ObjectInfo) -> bool:
+    return info.name.startswith(f"{WRITE_PROBE}-") and _is_loose(info.name) and not info.size
 
 
 UNREADABLE = object()
