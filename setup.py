@@ -23,6 +23,7 @@ LINKS = {
     "pyx": "../../pyx",
     "storage_backends": "../../storage_backends",
     "__init__.py": "../../pipeline/_root.py",
+    "__main__.py": "../../pipeline/_main.py",
     "py.typed": "../../pipeline/py.typed",
 }
 

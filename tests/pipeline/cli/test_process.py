@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = [sys.executable, "-c", "from ckptpipe.pipeline.cli import main; main()"]
+PROGRAM = [sys.executable, "-m", "ckptpipe"]
 QUICK = ["--chunk-size", "64KiB", "--ring-size", "4MiB"]
 
 
