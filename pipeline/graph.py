@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
 from ckptpipe.pipeline.errors import SaveFailed
+from ckptpipe.pipeline.interrupted import NOT_CLEANED_UP
 from ckptpipe.pipeline.parallel import first_error
 from ckptpipe.pipeline.progress import Progress, ProgressCallback
 from ckptpipe.pipeline.sinks.abc import Sink
@@ -223,16 +224,16 @@ class Graph:
             await _sink(node).abort()
         except (CkptpipeError, OSError) as error:
             self._left[_sink(node).url] = error
-            self._context.notes.append(f"{_sink(node).url} was not cleaned up: {error}")
+            self._context.notes.append(f"{_sink(node).url} {NOT_CLEANED_UP}: {error}")
 
     def _tell_left(self, error: BaseException) -> None:
         """A run that fails has no result whose notes would say what was not cleaned up: its error does."""
         for url, why in self._left.items():
             if isinstance(error, CkptpipeError) and isinstance(why, CkptpipeError):
-                error.message += f"; {url} was not cleaned up: {why.message}"
+                error.message += f"; {url} {NOT_CLEANED_UP}: {why.message}"
                 error.cure = "; ".join(filter(None, (error.cure, why.cure)))
             else:
-                error.add_note(f"{url} was not cleaned up: {why}")
+                error.add_note(f"{url} {NOT_CLEANED_UP}: {why}")
 
     async def _keep_alive(self, node: Node) -> None:
         if node.error is None:

@@ -67,14 +67,14 @@ def run(function: Callable[[], Awaitable[T]], *, notice: Notice | None = None, l
             return result
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
         if catcher.first is not None:
-            raise Interrupted(catcher.first) from error
+            raise Interrupted(catcher.first, error) from error
         if isinstance(error, Interrupted) or not isinstance(error, KeyboardInterrupt):
             raise
-        raise Interrupted(signal.SIGINT) from error  # Ctrl-C before the first step of the task
+        raise Interrupted(signal.SIGINT, error) from error  # Ctrl-C before the first step of the task
     except Exception as error:
         # An error of the clean-up itself: the signal stays the reason, the error its cause.
         if catcher.first is not None:
-            raise Interrupted(catcher.first) from error
+            raise Interrupted(catcher.first, error) from error
         raise
 
 

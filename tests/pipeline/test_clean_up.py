@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ckptpipe
+from ckptpipe.pipeline import loop
 from ckptpipe.pipeline.cli.failure import describe
 from ckptpipe.pipeline.errors import SaveFailed
+from ckptpipe.pipeline.interrupted import Interrupted
 from ckptpipe.storage_backends.errors import AccessDenied, StorageError, TransientError
 from ckptpipe.storage_backends.wrappers.faulty import Faults
 from tests.pipeline.runs import MIB, break_sink, memory_dir, run, saves_at
@@ -116,6 +119,26 @@ def test_a_cancelled_save_has_a_note_of_what_was_not_cleaned_up(
         assert note.startswith(f"nvme:{workdir}/store was not cleaned up: no list; remove what is left with")
 
     run(main())
+
+
+def test_a_save_that_a_signal_ends_says_what_was_not_cleaned_up(
+    workdir: Path, source: Path, break_sink: Plan
+) -> None:
+    faults = Faults().fail("list", 0, lambda: StorageError("no list"))
+    held = faults.hold("append", 5)
+    break_sink("store", faults)
+
+    async def work() -> None:
+        save = asyncio.ensure_future(ckptpipe.save(source, to=workdir / "store", name="i", settings=SETTINGS))
+        await held.reached.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await save
+
+    with pytest.raises(Interrupted) as caught:
+        loop.run(work, notice=lambda _: None)
+    assert str(caught.value).startswith(
+        f"interrupted by SIGTERM; nvme:{workdir}/store was not cleaned up: no list; remove what is left with"
+    )
 
 
 def test_a_manifest_that_cannot_be_withdrawn_keeps_its_objects(
