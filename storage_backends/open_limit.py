@@ -36,6 +36,5 @@ def limit_cure(number: int) -> str:
 
 
 def _limit() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[
-        0
-    ]  # infinity cannot be asked for: fs.nr_open is above it
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # a number: Linux knows no infinity here (fs.nr_open)
+    return soft

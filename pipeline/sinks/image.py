@@ -177,10 +177,8 @@ class ImageSink(Sink):
     async def keep_alive(self) -> None:
         while True:
             await asyncio.sleep(LEASE_REFRESH)
-            if self._image.capabilities.keeps:
-                await (
-                    self._require_lease()
-                )  # putting it back would hide that gc has begun to take the save away
+            if self._image.capabilities.keeps:  # putting it back would hide that gc has begun to take the save away
+                await self._require_lease()
             await self._lease.put()
 
     async def _require_lease(self) -> None:
