@@ -287,9 +287,9 @@ class ImageSource(Source):
         return self._sink.decodes is not None and bool(row.planes) and self._sink.decodes(row.planes)
 
     async def _check_stored(self, row: ChunkRecord, part: Lease, *, again: bool) -> None:
-        """ImageCorrupt unless the stored bytes of ``row`` lie in ``part``, at the latest when they were read again."""
-        found = await self._context.workers.crc32c(part, row.stored_bytes)
-        if found != row.stored_crc32c and self._anew and not again:
+        """ImageCorrupt unless ``row`` lies in ``part`` as it was stored, at the latest when it was read again."""
+        wrong = await self._wrong(row, part)
+        if wrong and self._anew and not again:
             again = True
             try:
                 await self.reader.backend.read_into(
@@ -297,10 +297,21 @@ class ImageSource(Source):
                 )
             except (ObjectNotFound, ObjectTruncated) as error:
                 raise await self._missing(row, error) from error
-            found = await self._context.workers.crc32c(part, row.stored_bytes)
-        if found != row.stored_crc32c:
-            raise self._corrupt(row, differs("stored", found, row.stored_crc32c))
+            wrong = await self._wrong(row, part)
+        if wrong:
+            raise self._corrupt(row, wrong)
         self._read_again += again
+
+    async def _wrong(self, row: ChunkRecord, part: Lease) -> str:
+        """What is wrong with ``row`` as it lies in ``part``; "" where nothing is."""
+        found = await self._context.workers.crc32c(part, row.stored_bytes)
+        if found != row.stored_crc32c:
+            return differs("stored", found, row.stored_crc32c)
+        return self._wrong_padding(row, part)
+
+    def _wrong_padding(self, row: ChunkRecord, part: Lease) -> str:
+        """What is wrong with what fills the pages of ``row`` up; "" also for whoever has no use for it."""
+        return ""
 
     async def _chunk(self, row: ChunkRecord, part: Lease, *, right: bool, again: bool) -> Chunk:
         """The chunk of ``row``, whose stored bytes are ``part``; owns ``part`` when it returns. ``right``: these and
@@ -315,6 +326,8 @@ class ImageSource(Source):
         elif here or self._anew:  # nobody behind us could have it read again
             # Bytes that are padded with something else than zeros may still be right.
             await self._check_stored(row, part, again=again)
+        elif wrong := self._wrong_padding(row, part):
+            raise self._corrupt(row, wrong)
         clear_padding(part, row.stored_bytes)  # what lay there belonged to no checksum
         self.counts.chunks += 1
         self.counts.stored_bytes += row.stored_bytes

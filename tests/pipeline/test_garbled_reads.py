@@ -13,6 +13,7 @@ import ckptpipe
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageIncomplete
 from ckptpipe.storage_backends.local import LocalBackend
 from tests.pipeline.runs import KIB, MIB, SMALL, memory_dir, run
+from tests.pipeline.test_verified import paddings
 from tests.pipeline.trees import look, write
 from tests.services.fault_proxy import Fault, FaultProxy, answer
 from tests.services.s3_server import S3Server
@@ -79,6 +80,44 @@ def test_one_garbled_answer_is_read_again(
     assert look(workdir / "back") == look(tree)
     assert READ_AGAIN in result.facts.notes
     assert result.chunks == run(ckptpipe.show(url))["totals"]["chunks"]
+
+
+@pytest.mark.parametrize("compress", ["none", "deflate:1"])
+@pytest.mark.parametrize("at", [-1, 0, 90], ids=["chunk", "padding", "deep-padding"])
+def test_one_garbled_answer_is_read_again_to_verify(
+    at: int, compress: str, workdir: Path, s3_bucket: str, proxy: FaultProxy
+) -> None:
+    """Padding, too, which a restore has no use for. ``at``: from its first byte on."""
+    noise = random.Random(2)
+    file = write(workdir / "file", bytes(noise.choice(b"acgt") for _ in range(8000)))
+    url = save(file, s3_bucket, SLOTS, compress=compress)
+    ((_, (padding,)),) = paddings(url).items()
+    garbled = proxy.add(Fault(FIRST_DATA, damage_answer_at=padding + at))
+    result = run(ckptpipe.verify(url, settings=SLOTS))
+    assert garbled.seen == 1
+    assert READ_AGAIN in result.facts.notes
+    assert (result.chunks, result.raw_bytes) == (1, 8000)
+
+
+def test_padding_that_is_garbled_twice_is_one_corrupt_chunk(
+    workdir: Path, s3_bucket: str, proxy: FaultProxy
+) -> None:
+    url = save(write(workdir / "file", random.Random(2).randbytes(8000)), s3_bucket, SLOTS)
+    garbled = proxy.add(Fault(FIRST_DATA, damage_answer_at=8100, times=2))
+    with pytest.raises(ImageCorrupt, match=r"offset 0\): is padded with something else than zeros") as caught:
+        run(ckptpipe.verify(url, settings=SLOTS))
+    assert (garbled.seen, caught.value.count) == (2, 1)
+
+
+def test_a_restore_reads_no_padding_again(workdir: Path, s3_bucket: str, proxy: FaultProxy) -> None:
+    file = write(workdir / "file", random.Random(2).randbytes(8000))
+    url = save(file, s3_bucket, SLOTS)
+    garbled = proxy.add(Fault(FIRST_DATA, damage_answer_at=8100))
+    reads = proxy.add(Fault(FIRST_DATA, damage_request_at=1 << 40, times=1000))
+    result = run(ckptpipe.restore(url, to=workdir / "back", settings=SLOTS))
+    assert (garbled.seen, reads.seen) == (1, 0)
+    assert READ_AGAIN not in result.facts.notes
+    assert (workdir / "back" / "file").read_bytes() == file.read_bytes()
 
 
 def test_many_garbled_answers_are_counted(workdir: Path, s3_bucket: str, proxy: FaultProxy) -> None:

@@ -60,6 +60,20 @@ def test_padding_that_is_not_zeros_is_damage(workdir: Path, compress: str, size:
     assert look(workdir / "r") == look(tree)
 
 
+@pytest.mark.parametrize("compress", ["none", "zstd", "deflate"])
+def test_a_chunk_that_is_damaged_with_its_padding_is_one(workdir: Path, compress: str) -> None:
+    source = write(workdir / "a", b"a line of text\n" * 300)
+    url = run(ckptpipe.save(source, to=workdir / "s", name="i", compress=compress, settings=SMALL))
+    ((name, (place,)),) = paddings(url.sinks[0].image_url).items()
+    path = workdir / "s" / "i" / name
+    stored = bytearray(path.read_bytes())
+    stored[place - 10 : place + 10] = bytes(byte ^ 1 for byte in stored[place - 10 : place + 10])
+    path.write_bytes(stored)
+    with pytest.raises(ImageCorrupt, match=r"chunk 0 \(.*\): stored bytes have") as caught:
+        run(ckptpipe.verify(url.sinks[0].image_url, settings=SMALL))
+    assert caught.value.count == 1
+
+
 @pytest.mark.s3
 @pytest.mark.parametrize("size", [100, 2 * 8 * MIB + 5 * MIB + 5])
 def test_padding_in_s3(workdir: Path, s3_bucket: str, client: Any, size: int) -> None:
