@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
@@ -26,6 +26,7 @@ from ckptpipe.pyx.staging import Lease, StagingRing
 from ckptpipe.pyx.workers import WorkerPool
 from ckptpipe.storage_backends.abc import BackendContext
 from ckptpipe.storage_backends.shielded import in_thread, shielded
+from ckptpipe.storage_backends.url_check import identity
 
 DEFAULT_RING = 256 * MIB
 SMALL_RING = 64 * MIB  # holds a part of the store with room to spare, and costs little to prefault
@@ -81,11 +82,13 @@ class GraphContext:
         """GPUs encode: they need many chunks at a time, so that the ring may be as large as the settings allow."""
         self._usual = self.settings.max_ring_bytes
 
-    def claim(self, image_url: str) -> bool:
-        """False where another sink of this run writes the same image."""
-        if image_url in self._claimed:
+    def claim(self, image_url: str, options: Mapping[str, object] | None = None) -> bool:
+        """False where another sink of this run writes the same image. ``options``: of the sink's backend, which may say
+        on which service the URL is."""
+        place = identity(image_url, options or {})
+        if place in self._claimed:
             return False
-        self._claimed.add(image_url)
+        self._claimed.add(place)
         return True
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.edge import Edge, Outlet
-from ckptpipe.pipeline.errors import SaveFailed
+from ckptpipe.pipeline.errors import SaveFailed, UsageError
 from ckptpipe.pipeline.interrupted import NOT_CLEANED_UP
 from ckptpipe.pipeline.parallel import first_error
 from ckptpipe.pipeline.progress import Progress, ProgressCallback
@@ -56,7 +56,8 @@ class Graph:
 
     A required sink that fails fails the run: everything is cancelled and aborted. A best-effort sink that
     fails, or for which the rest of the graph has waited longer than its deadline, is aborted alone; the run
-    goes on and the sink's node keeps the error.
+    goes on and the sink's node keeps the error. A mistake in what was typed of a sink (a URL, an option) is no
+    failure of its store: it ends the run, whatever the policy.
     """
 
     def __init__(self, source: Source, context: GraphContext, *, phase: str) -> None:
@@ -135,7 +136,7 @@ class Graph:
                 async with self._deadline(node):
                     await (sink.check(self.source) if step == "check" else sink.begin(self.source))
             except Exception as error:
-                if sink.policy == "required":
+                if sink.policy == "required" or _is_mistake(error):
                     raise
                 await self._give_up(node, error)
 
@@ -322,6 +323,11 @@ class Graph:
 def _sink(node: Node) -> Sink:
     assert isinstance(node.work, Sink)
     return node.work
+
+
+def _is_mistake(error: Exception) -> bool:
+    """Of whoever gave the command, which its exit code says."""
+    return isinstance(error, CkptpipeError) and error.exit_code == UsageError.exit_code
 
 
 def _takes_places(node: Node) -> bool:

@@ -12,7 +12,7 @@ from ckptpipe.pipeline.spec import SinkSpec
 from ckptpipe.storage_backends.errors import BadUrl
 from ckptpipe.storage_backends.local_url import parse_local_url
 from ckptpipe.storage_backends.registry import scheme_of
-from ckptpipe.storage_backends.url_check import check_url
+from ckptpipe.storage_backends.url_check import check_url, identity
 
 
 def check_sinks(sinks: Iterable[SinkSpec]) -> None:
@@ -27,7 +27,7 @@ def check_sinks(sinks: Iterable[SinkSpec]) -> None:
         problems = options_problems(sink.url, sink.options)
         if problems:
             raise BadUrl("; ".join(f'option "{key}": {message}' for key, message, _ in problems))
-        places = _places(sink.url)
+        places = _places(sink)
         if len(set(places)) < len(places):
             raise BadUrl(f"{sink.url}: a directory is named twice", cure="stripes are different directories")
         for place in places:
@@ -43,15 +43,15 @@ def require_directory(path: str) -> None:
         raise UsageError("the directory to restore to is empty", cure="name one: . is the current directory")
 
 
-def _places(url: str) -> list[str]:
+def _places(sink: SinkSpec) -> list[str]:
     """What tells places apart: directories by device and inode, the part of a path that is not there yet by name."""
-    scheme = scheme_of(url)
+    scheme = scheme_of(sink.url)
     if scheme in ("nvme", "fuse"):
-        return [_identity(path) for path in parse_local_url(url, scheme)]
-    return [url.rstrip("/")]
+        return [_directory(path) for path in parse_local_url(sink.url, scheme)]
+    return [identity(sink.url, sink.options)]
 
 
-def _identity(path: str) -> str:
+def _directory(path: str) -> str:
     path, missing = os.path.realpath(path), ""
     while True:
         try:

@@ -41,20 +41,24 @@ def scheme_of(url: str) -> str:
     return "fuse" if is_fuse(path) else "nvme"
 
 
+def split_scheme(url: str) -> tuple[str, str]:
+    """The scheme that ``url`` begins with, in small letters, known or not, and what is behind its colon; "" and ``url``
+    where it begins with none."""
+    match = _SCHEME.match(url)
+    return ("", url) if match is None else (match.group(1).lower(), url[match.end() :])
+
+
 def written_scheme(url: str) -> str:
     """The scheme that ``url`` begins with; "" for a path and for ``file:``, of which the mount table has to be asked
     what they lie on. BadUrl where it is empty, UnknownScheme."""
     if not url:
         raise BadUrl("the URL is empty", cure="give a path, nvme:/dir, fuse:/dir or s3://bucket/prefix")
-    match = _SCHEME.match(url)
-    if match is None:
-        return ""
-    scheme = match.group(1).lower()
-    if scheme == "file":
+    scheme, rest = split_scheme(url)
+    if scheme in ("", "file"):
         return ""
     if scheme not in _BUILT_IN and scheme not in _registered():
         known = schemes()
-        path = "" if url.startswith("//", match.end()) else f"; write ./{url} where it is a path"
+        path = "" if rest.startswith("//") else f"; write ./{url} where it is a path"
         raise UnknownScheme(
             f'{url}: no storage backend is called "{scheme}"{nearest(scheme, known)}',
             cure=f"known are {', '.join(known)}{path}",

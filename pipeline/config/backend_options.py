@@ -12,7 +12,7 @@ from ckptpipe.pyx.errors import CkptpipeError
 from ckptpipe.storage_backends.errors import BadUrl, UnknownScheme
 from ckptpipe.storage_backends.options import option_problems
 from ckptpipe.storage_backends.registry import backend_class, scheme_of, schemes
-from ckptpipe.storage_backends.url_check import check_url
+from ckptpipe.storage_backends.url_check import check_options, check_url
 
 BUILT_IN = ("fuse", "memory", "null", "nvme", "s3")
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
@@ -65,18 +65,6 @@ def options_problems(url: str, options: Mapping[str, Any]) -> list[tuple[str, st
     for problem in option_problems(declared, right, scheme):
         text = problem.message.removeprefix(f'{scheme}: option "{problem.key}": ')
         problems.append((problem.key, text, True))
-    if scheme == "s3" and not problems:
-        problems += _endpoint_problems(right.get("endpoint_url"))
+    if not problems:
+        problems += [(problem.key, problem.message, True) for problem in check_options(scheme, right)]
     return problems
-
-
-def _endpoint_problems(endpoint: object) -> list[tuple[str, str, bool]]:
-    if not endpoint or not isinstance(endpoint, str):
-        return []  # the environment's, which need not be known here
-    from ckptpipe.storage_backends.s3.address import check_endpoint
-
-    try:
-        check_endpoint(endpoint)
-    except BadUrl as error:
-        return [("endpoint_url", str(error).removeprefix("endpoint_url "), True)]
-    return []

@@ -15,6 +15,8 @@ from ckptpipe.pipeline.config.scalars import NODE_NAME, anonymous
 from ckptpipe.pipeline.config.words import parse_codec
 from ckptpipe.pipeline.config.yaml_positions import Path
 from ckptpipe.pipeline.spec import SOURCE
+from ckptpipe.storage_backends.errors import BadUrl
+from ckptpipe.storage_backends.url_check import identity
 
 SOURCE_KINDS = ("files", "stdin", "image", "synthetic")
 _SOURCE_EXTRAS = {"streams": "image", "expect_digest": "image", "options": "image", "pattern": "synthetic"}
@@ -222,12 +224,13 @@ class _Checker:
                 if action not in node.data or not self._readable(path, node.data):
                     continue
                 url = node.data[action]
+                options = node.data.get("options")
                 if action == "to":
                     self._url(path, url)
-                    self._options((*node.path, "options"), url, node.data.get("options"))
+                    self._options((*node.path, "options"), url, options)
                 else:
                     self._restore(node, url, stages)
-                place = _place(url)
+                place = _place(url, options if isinstance(options, dict) else {})
                 if place in seen:
                     self._located.blame(
                         path,
@@ -303,6 +306,11 @@ def _title(node: _Node) -> str:
     return f"{section}.{key}"
 
 
-def _place(url: str) -> str:
-    body = re.sub(r"^(nvme|fuse|file):(//)?", "", url)
-    return body.rstrip("/") or url
+def _place(url: str, options: Mapping[str, Any]) -> str:
+    local = re.sub(r"^(nvme|fuse|file):(//)?", "", url)
+    if local != url:
+        return local.rstrip("/") or url
+    try:
+        return identity(url, options) or url
+    except BadUrl:
+        return url  # the checks of URL and options say it

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import pytest
 
 import ckptpipe
+from ckptpipe.pipeline.context import GraphContext
 from ckptpipe.pipeline.errors import ImageExists, SaveFailed, UsageError
+from ckptpipe.pipeline.sink_places import check_sinks
 from ckptpipe.pipeline.sinks import image as image_sink
 from ckptpipe.pipeline.spec import SinkSpec
+from ckptpipe.storage_backends import registry
+from ckptpipe.storage_backends.abc import BackendContext
 from ckptpipe.storage_backends.errors import BadUrl, NoSpace, StorageError, UnknownScheme
+from ckptpipe.storage_backends.memory import MemoryBackend
 from ckptpipe.storage_backends.wrappers.faulty import Faults
-from tests.pipeline.runs import MIB, break_sink, memory_dir, run
+from tests.pipeline.runs import MIB, break_sink, in_context, memory_dir, run
 from tests.pipeline.trees import Entry, look, write
 
 __all__ = ["break_sink", "memory_dir"]
@@ -347,6 +353,57 @@ def test_a_mistake_in_a_best_effort_sink_ends_the_save(
     assert not (workdir / "one").exists() and not (workdir / "two").exists()
 
 
+class TheirBackend(MemoryBackend):
+    """Of somebody else, who alone knows what its URLs and options may be."""
+
+    scheme = "theirs"
+
+    @classmethod
+    async def open(cls, url: str, context: BackendContext, options: Mapping[str, object]) -> Self:
+        if "?" in url:
+            raise BadUrl(f"{url}: a question is no place", cure="write theirs:NAME")
+        if "far" in options:
+            raise UsageError("the option far needs a name")
+        if "down" in url:
+            raise StorageError(f"{url}: nobody answers")
+        return await super().open(url, context, options)
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("theirs", f"{__name__}:TheirBackend", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    monkeypatch.setattr(TheirBackend, "options_type", None)
+
+
+@pytest.mark.usefixtures("theirs")
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        (("theirs:?", {}), "a question is no place"),
+        (("theirs:x", {"far": "on"}), "the option far needs a name"),
+    ],
+)
+def test_a_mistake_that_only_the_backend_sees_ends_the_save_too(
+    workdir: Path, source: Path, sink: tuple[str, dict[str, str]], message: str
+) -> None:
+    url, options = sink
+    mistaken = SinkSpec(url, policy="best-effort", options=options)
+    for sinks in ([SinkSpec(str(workdir / "one")), mistaken], [mistaken, SinkSpec(str(workdir / "one"))]):
+        with pytest.raises((BadUrl, UsageError), match=message) as caught:
+            run(ckptpipe.save(source, to=sinks, name="i", settings=LARGE))
+        assert caught.value.exit_code == 2
+        assert look(workdir / "one") == {}
+
+
+@pytest.mark.usefixtures("theirs")
+def test_a_failure_of_the_same_backend_does_not(workdir: Path, source: Path) -> None:
+    sinks = [SinkSpec(str(workdir / "one")), SinkSpec("theirs:down", policy="best-effort")]
+    result = run(ckptpipe.save(source, to=sinks, name="i", settings=LARGE))
+    assert [sink.ok for sink in result.sinks] == [True, False]
+    assert "nobody answers" in result.sinks[1].error
+
+
 POLICIES: tuple[Literal["required", "best-effort"], ...] = ("required", "best-effort")
 
 
@@ -364,6 +421,49 @@ def test_two_names_of_one_place_are_one_sink_too_many(
             run(ckptpipe.save(source, to=sinks, name="i", settings=LARGE))
         assert caught.value.cure == "give each a URL of its own"
     assert list((workdir / "real").iterdir()) == [] and not (workdir / "else").exists()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("other", "options"),
+    [
+        ("S3://bkt/x", {}),
+        ("s3://bkt//x", {}),
+        ("s3://bkt/x/", {}),
+        ("s3://bkt/x", {"endpoint_url": "http://One.example:80/"}),
+        ("s3://bkt/x", {"part_bytes": "8MiB"}),
+    ],
+)
+def test_two_spellings_of_one_place_in_s3(
+    other: str,
+    options: dict[str, str],
+    policy: Literal["required", "best-effort"],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://one.example")
+    with pytest.raises(UsageError, match="two sinks write to") as caught:
+        check_sinks([SinkSpec("s3://bkt/x"), SinkSpec(other, policy=policy, options=options)])
+    assert caught.value.cure == "give each a URL of its own"
+
+
+def test_one_s3_url_on_two_services_is_two_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://one.example")
+    elsewhere = {"endpoint_url": "http://two.example"}
+    check_sinks([SinkSpec("s3://bkt/x"), SinkSpec("s3://bkt/x", options=elsewhere), SinkSpec("s3://bkt/X")])
+    with pytest.raises(UsageError, match="two sinks write to"):
+        check_sinks([SinkSpec("s3://bkt/x", options=elsewhere), SinkSpec("s3://bkt//x", options=elsewhere)])
+
+
+def test_an_image_is_claimed_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://one.example")
+
+    async def body(context: GraphContext) -> None:
+        assert context.claim("s3://bkt/x/i", {})
+        assert context.claim("s3://bkt/x/i", {"endpoint_url": "http://two.example"})
+        assert not context.claim("s3://bkt/x/i", {"endpoint_url": "http://one.example/"})
+        assert context.claim("memory:x/i") and not context.claim("memory:x/i")
+
+    in_context(body)
 
 
 def test_places_that_only_look_alike(workdir: Path, source: Path) -> None:

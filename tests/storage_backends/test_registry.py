@@ -15,7 +15,7 @@ from ckptpipe.storage_backends.local_url import local_url, parse_local_url
 from ckptpipe.storage_backends.memory import MemoryBackend
 from ckptpipe.storage_backends.null import NullBackend
 from ckptpipe.storage_backends.nvme import NvmeBackend, NvmeOptions
-from ckptpipe.storage_backends.url_check import check_url
+from ckptpipe.storage_backends.url_check import check_options, check_url, identity
 from tests.storage_backends.lent import Lent, run
 
 
@@ -176,3 +176,66 @@ def test_faults_that_the_text_of_a_url_shows(url: str, message: str, monkeypatch
 def test_urls_in_which_there_is_no_fault(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "is_fuse", None)
     check_url(url)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("http://", "'http://' names no host"),
+        ("ftp://host", "'ftp://host' is not a URL of http or https"),
+        ("http://host:99999", "has the port '99999'"),
+    ],
+)
+def test_options_that_cannot_mean_anything(endpoint: str, message: str) -> None:
+    ((key, text),) = [
+        (problem.key, problem.message) for problem in check_options("s3", {"endpoint_url": endpoint})
+    ]
+    assert key == "endpoint_url" and message in text
+    assert check_options("nvme", {"endpoint_url": endpoint}) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"endpoint_url": ""}, {"endpoint_url": "https://host:9000/path"}])
+def test_options_in_which_there_is_no_fault(options: dict[str, object]) -> None:
+    assert check_options("s3", options) == []
+
+
+SAME = [
+    ("s3://bkt/x", "S3://bkt//x/", {}, {}),
+    ("s3://bkt/x", "s3://bkt/x", {}, {"endpoint_url": "http://ENV.example:80/"}),
+    ("s3://bkt", "s3://bkt/", {"endpoint_url": "https://a"}, {"endpoint_url": "https://a:443"}),
+    ("s3://bkt", "s3://bkt/", {"endpoint_url": "http://[::1]:9"}, {"endpoint_url": "http://[::1]:9/"}),
+    ("null:a", "NULL:a/", {}, {}),
+    ("/a", "/a/", {}, {}),
+]
+DIFFERENT = [
+    ("s3://bkt/x", "s3://bkt/X", {}, {}),
+    ("s3://bkt/x", "s3://bkt/x", {}, {"endpoint_url": "https://env.example"}),
+    ("s3://bkt", "s3://bkt", {"endpoint_url": "http://a:9000"}, {"endpoint_url": "http://a:9001"}),
+    ("s3://bkt", "s3://bkt", {"endpoint_url": "http://a/b"}, {"endpoint_url": "http://a/B"}),
+    ("null:a", "null:A", {}, {}),
+    ("./A:b", "./a:b", {}, {}),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "options", "others"), SAME)
+def test_urls_of_one_place(
+    one: str,
+    other: str,
+    options: dict[str, object],
+    others: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://env.example")
+    assert identity(one, options) == identity(other, others)
+
+
+@pytest.mark.parametrize(("one", "other", "options", "others"), DIFFERENT)
+def test_urls_of_two_places(
+    one: str,
+    other: str,
+    options: dict[str, object],
+    others: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://env.example")
+    assert identity(one, options) != identity(other, others)

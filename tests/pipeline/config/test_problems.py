@@ -327,6 +327,22 @@ def test_same_place_twice() -> None:
     ]
 
 
+def test_same_place_in_s3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://one.example")
+    text = """\
+        source: {files: /a}
+        sinks:
+          - {to: 's3://bucket/x'}
+          - {to: 's3://bucket/x', options: {endpoint_url: 'http://two.example'}}
+          - {to: 'S3://bucket//x'}
+          - {to: 's3://bucket/x/', options: {endpoint_url: 'http://TWO.example:80'}}
+        """
+    assert problems(text) == [
+        "c.yaml:5:10: sinks.2.to: sinks.0 writes to the same place; two sinks cannot write one image",
+        "c.yaml:6:10: sinks.3.to: sinks.1 writes to the same place; two sinks cannot write one image",
+    ]
+
+
 def test_secrets_in_variables_do_not_reach_a_message() -> None:
     text = """\
         source: {files: /a}
