@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 Reader = Callable[[str], Any]
 _HEAD = 1024  # bytes of a document that tell what it is
-_LEAD = (
-    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<"  # what may stand before the first element
-)
+# What may stand before the first element. A comment has one end: if it could go on to another's, all ways to part
+# the document into comments would be tried, twice as many with each.
+_LEAD = rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:(?!-->).)*-->\s*)*<"
 _TAG = re.compile(_LEAD + rb"([A-Za-z_][\w.:-]*)", re.DOTALL)
 _HTML = re.compile(_LEAD + rb"(?:!doctype\s+)?html\b", re.DOTALL | re.IGNORECASE)
 

@@ -111,6 +111,16 @@ def test_list_and_gc_say_so(endpoint: str, seaweedfs: S3Server, proxy: FaultProx
             run_work(work(f"s3://{seaweedfs.bucket}/nothing", options=options, settings=SMALL))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("comment", [b"<!---->", b"<!-- <html> -->\r\n ", b"<!--\n<!---->"], ids=str)
+@pytest.mark.parametrize("before", [b"", b'\xef\xbb\xbf\n<?xml version="1.0"?>\n'], ids=["", "declared"])
+def test_comments_come_before_the_first_element(before: bytes, comment: bytes) -> None:
+    """140 of them, or as many as are looked at: to try all the ways to part them would not end."""
+    lead = before + comment * min(140, (1000 - len(before)) // len(comment))
+    assert documents.what_is(lead + b"<1") == "something that is no XML"
+    assert documents.what_is(lead + b"<feed>") == "a document <feed>"
+    assert documents.what_is(lead + b"<!DOCTYPE html>") == "a web page"
+
+
 def test_an_error_is_none_of_them() -> None:
     error = b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"
     documents.check_answer("CompleteMultipartUpload", error)
