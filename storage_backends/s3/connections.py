@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from ckptpipe.storage_backends.s3.dial import dial
 from ckptpipe.storage_backends.s3.plain_wire import PlainWire
 from ckptpipe.storage_backends.s3.secure_stream import SecureStream
 from ckptpipe.storage_backends.s3.secure_wire import SecureWire
+from ckptpipe.storage_backends.s3.tcp import tune
 from ckptpipe.storage_backends.s3.wire import Wire
 from ckptpipe.storage_backends.shielded import in_thread, shielded
 
@@ -106,13 +106,13 @@ class Connections:
         transport, wire = await asyncio.get_running_loop().create_connection(
             lambda: PlainWire(self._senders), origin.host, origin.port
         )
-        tune_socket(transport.get_extra_info("socket"), self._stall_timeout)
+        tune(transport.get_extra_info("socket"), self._stall_timeout)
         return wire
 
     async def _secure(self, origin: Origin, context: ssl.SSLContext) -> Wire:
         made = await dial(origin.host, origin.port)
         try:
-            tune_socket(made, self._stall_timeout)
+            tune(made, self._stall_timeout)
             stream = SecureStream(made, context, origin.host)
         except BaseException:
             made.close()
@@ -143,12 +143,6 @@ def _authorities() -> str:
     from botocore.httpsession import get_cert_path
 
     return str(get_cert_path(True))
-
-
-def tune_socket(made: socket.socket, stall_timeout: float) -> None:
-    """tcp(7): give a connection up when sent bytes stay unacknowledged; small requests go out at once."""
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout * 1000))
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def check_bundle(path: str) -> None:

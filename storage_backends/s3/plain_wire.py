@@ -5,13 +5,9 @@ by the loop, which reads straight into the caller's memory (`asyncio.BufferedPro
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import socket
-import struct
-import termios
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from typing import cast
 
 from ckptpipe.storage_backends.abc import Landing
@@ -19,6 +15,7 @@ from ckptpipe.storage_backends.s3.chunked import Chunked
 from ckptpipe.storage_backends.s3.file_piece import FilePiece
 from ckptpipe.storage_backends.s3.receiving import Receiving
 from ckptpipe.storage_backends.s3.sending import Sending
+from ckptpipe.storage_backends.s3.tcp import LowWater, reset_at_end, unacknowledged
 from ckptpipe.storage_backends.s3.wire import (
     ERROR_MAX,
     HEAD_READ,
@@ -26,6 +23,7 @@ from ckptpipe.storage_backends.s3.wire import (
     StaleConnection,
     Wire,
     WireError,
+    ended,
     take_head,
 )
 from ckptpipe.storage_backends.shielded import shielded
@@ -34,7 +32,6 @@ from ckptpipe.storage_backends.shielded import shielded
 # 64 KiB. No more, so that a slow connection still shows its progress.
 _LOW_WATER = 1 << 18
 _BESIDE_HEAD = 1 << 16  # a body up to this size is not worth a thread
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 
 
 class PlainWire(Wire, asyncio.BufferedProtocol):
@@ -58,7 +55,7 @@ class PlainWire(Wire, asyncio.BufferedProtocol):
         self._sending: Sending | None = None  # while a request's body is on its way
         self._receiving: Receiving | None = None  # while an answer's is, on a thread
         self._socket: socket.socket | None = None  # the transport's
-        self._low_water = 1  # 0: the kernel has none
+        self._low_water: LowWater | None = None  # the socket's
 
     @property
     def open(self) -> bool:
@@ -69,19 +66,10 @@ class PlainWire(Wire, asyncio.BufferedProtocol):
         if self._receiving is not None:
             moved += self._receiving.arrived
         if self._sending is not None:
-            moved += self._sending.sent - self._unacknowledged()
+            moved += self._sending.sent
+            if self._socket is not None and self.open:
+                moved -= unacknowledged(self._socket)
         return moved
-
-    def _unacknowledged(self) -> int:
-        """Bytes in the socket's buffer (tcp(7), SIOCOUTQ)."""
-        if self._socket is None or not self.open:
-            return 0
-        space = bytearray(4)
-        try:
-            fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, space)
-        except OSError:
-            return 0
-        return int.from_bytes(space, "little")
 
     # The caller's side.
 
@@ -124,13 +112,8 @@ class PlainWire(Wire, asyncio.BufferedProtocol):
             if not complete:
                 if self._answer is not None:
                     self._answer.keep = False
-                self._reset_at_end()
-
-    def _reset_at_end(self) -> None:
-        """The connection is to end by RST: half of a request in its buffers is of no use to anybody."""
-        if self._socket is not None and self.open:
-            with suppress(OSError):
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                if self._socket is not None and self.open:
+                    reset_at_end(self._socket)
 
     async def body(
         self, destination: memoryview | Sequence[Landing] | None, nbytes: int, crc32cs: Sequence[int] = ()
@@ -192,7 +175,7 @@ class PlainWire(Wire, asyncio.BufferedProtocol):
         finally:
             if not came.done():
                 stop()
-            await shielded(_ended(came))
+            await shielded(ended(came))
             self._receiving = None
             self._moved += receiving.arrived
             answer.received, answer.crc32cs = receiving.done, receiving.crc32cs
@@ -223,9 +206,9 @@ class PlainWire(Wire, asyncio.BufferedProtocol):
         answer.cut = not chunks.done
 
     def idle(self) -> bool:
-        self._head.clear()
-        if self._transport is None or self._transport.is_closing():
+        if self._head or self._transport is None or self._transport.is_closing():
             return False
+        self._answer = None  # nothing may come
         self._transport.resume_reading()
         return True
 
@@ -252,7 +235,8 @@ class PlainWire(Wire, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        self._socket = transport.get_extra_info("socket")
+        self._socket = made = transport.get_extra_info("socket")
+        self._low_water = LowWater(made)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._view is not None and self._want > 0:
@@ -295,7 +279,7 @@ class PlainWire(Wire, asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self._closed.done():
             self._closed.set_result(None)
-        self._socket = None
+        self._socket = self._low_water = None
         self._fail(
             WireError(
                 f"the connection was closed ({type(error).__name__})"
@@ -313,22 +297,14 @@ class PlainWire(Wire, asyncio.BufferedProtocol):
             return
         answer.received += nbytes
         self._want -= nbytes
-        if 0 < self._want < self._low_water:
+        if self._low_water is not None and 0 < self._want < self._low_water.nbytes:
             self._set_low_water(self._want)
         if self._want == 0 and self._done is not None and not self._done.done():
             self._done.set_result(None)
 
     def _set_low_water(self, nbytes: int) -> None:
-        """Bytes (socket(7), SO_RCVLOWAT) that must have come before the loop is woken; an end or an error of the
-        connection wakes it always."""
-        if self._socket is None or nbytes == self._low_water or not self._low_water or not self.open:
-            return
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
-        except OSError:
-            self._low_water = 0  # not the kernel's TCP: the loop wakes as it did
-            return
-        self._low_water = nbytes
+        if self._low_water is not None and self.open:
+            self._low_water.set(nbytes)
 
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -363,9 +339,3 @@ class PlainWire(Wire, asyncio.BufferedProtocol):
 async def _outcome(sent: asyncio.Future[bool]) -> bool:
     await asyncio.wait({sent})
     return not sent.cancelled() and sent.result()
-
-
-async def _ended(came: asyncio.Future[bool]) -> None:
-    await asyncio.wait({came})
-    if not came.cancelled():
-        came.exception()  # seen, also where a cancellation is raised

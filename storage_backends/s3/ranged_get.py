@@ -15,13 +15,13 @@ from ckptpipe.storage_backends.errors import ObjectTruncated, StorageError, Tran
 from ckptpipe.storage_backends.s3.client import S3Client
 from ckptpipe.storage_backends.s3.errors import Fault, Refused, is_redirect, request_errors
 from ckptpipe.storage_backends.s3.signing import Unsignable
-from ckptpipe.storage_backends.s3.wire import Answer, Wire
+from ckptpipe.storage_backends.s3.wire import Answer, Wire, number_of_bytes
 from ckptpipe.storage_backends.s3.wires import Wires
 from ckptpipe.storage_backends.shielded import shielded
 
 _PROGRESS = 65536  # bytes that make a cut answer a step forward
 _SDK_READ = 1 << 20
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)\Z", re.ASCII)
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z", re.ASCII)
 
 
 class _NotPlain(Exception):
@@ -214,7 +214,7 @@ class RangedGet:
         refused = await self._wires.refused(wire, answer, wanted.what)
         if answer.status == 416:
             total = answer.headers.get("content-range", "").rpartition("/")[2]
-            return _truncated(wanted, int(total) if total.isascii() and total.isdigit() else None)
+            return _truncated(wanted, number_of_bytes(total))
         if answer.status == 412 and wanted.etag:
             return StorageError(
                 f"{wanted.what}: the object was replaced while it was read", cure="start again"

@@ -20,11 +20,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from ckptpipe.storage_backends.errors import StorageError
 from ckptpipe.storage_backends.s3.address import check_endpoint
-from ckptpipe.storage_backends.s3.connections import tune_socket
 from ckptpipe.storage_backends.s3.documents import DOCUMENTED, Foreign, check_answer
 from ckptpipe.storage_backends.s3.environment import DEFAULT_REGION, explicit_endpoint, is_aws
 from ckptpipe.storage_backends.s3.models import models, warm_up
 from ckptpipe.storage_backends.s3.options import S3Options
+from ckptpipe.storage_backends.s3.tcp import tune
 from ckptpipe.storage_backends.shielded import in_thread
 
 SIGNER = "ckptpipe-s3v4"
@@ -161,7 +161,7 @@ def _socket_factory(stall_timeout: float) -> Callable[[Any], socket.socket]:
         made = socket.socket(family, kind, protocol)
         try:
             made.setblocking(False)
-            tune_socket(made, stall_timeout)
+            tune(made, stall_timeout)
         except BaseException:
             made.close()
             raise

@@ -6,22 +6,23 @@ writes (SSL_read(3), SSL_write(3)).
 
 from __future__ import annotations
 
-import fcntl
 import select
 import socket
 import ssl
-import struct
-import termios
 from collections.abc import Callable
 from contextlib import suppress
 
 from ckptpipe.pyx.receive import PIECE_BYTES
+from ckptpipe.storage_backends.s3.tcp import LowWater, reset_at_end, unacknowledged
 from ckptpipe.storage_backends.s3.wire import WireError
 
 _LOOK = 100  # milliseconds after which a thread that waits looks whether it shall stop
 _RECORD = 17 << 10  # bytes, at most, of a record and what is around it (RFC 8446, section 5.2)
 _LOST = select.POLLERR | select.POLLHUP
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
+
+
+class NotSent(WireError):
+    """The connection takes no more; what came before may be there to be read."""
 
 
 class SecureStream:
@@ -36,7 +37,7 @@ class SecureStream:
         )
         self._poll = select.poll()
         self._poll.register(self._socket, 0)
-        self._low_water = 1  # 0: the kernel has none
+        self._low_water = LowWater(self._socket)
         self.stopped = False
         self.received = 0
         self.sent = 0
@@ -72,7 +73,7 @@ class SecureStream:
                 count = self._read(space)
                 if count:
                     return count
-                self._set_low_water(min(more - _RECORD, PIECE_BYTES))  # a record may have come in part
+                self._low_water.set(min(more - _RECORD, PIECE_BYTES))  # a record may have come in part
                 self._wait(select.POLLIN)
             except ssl.SSLWantWriteError:
                 self._wait(select.POLLOUT)
@@ -92,7 +93,7 @@ class SecureStream:
         except ssl.SSLWantWriteError:
             raise
         except OSError as error:
-            raise _broken(error) from None
+            raise WireError(_reason(error)) from None
         if not count:
             raise WireError("the connection was closed")
         self.received += count
@@ -100,7 +101,7 @@ class SecureStream:
 
     def write(self, piece: memoryview, came: Callable[[], bool]) -> bool:
         """Give all of ``piece`` to the kernel: True. ``came()`` is called where something can be read meanwhile, and
-        must then do so: where it returns True, the rest is not sent."""
+        must then do so: where it returns True, the rest is not sent; its errors are passed on. NotSent."""
         start = 0
         while start < len(piece):
             events = self._wait(select.POLLIN | select.POLLOUT)
@@ -118,7 +119,7 @@ class SecureStream:
                 self._wait(select.POLLIN)
                 continue
             except OSError as error:
-                raise _broken(error) from None
+                raise NotSent(_reason(error)) from None
             start += count
             self.sent += count
         return True
@@ -132,28 +133,11 @@ class SecureStream:
 
     def expect_anything(self) -> None:
         """Wake at the first byte again."""
-        self._set_low_water(1)
-
-    def _set_low_water(self, nbytes: int) -> None:
-        """Bytes (socket(7), SO_RCVLOWAT) that must have come before a reader wakes; an end or an error of the
-        connection wakes it always."""
-        nbytes = max(nbytes, 1)
-        if nbytes == self._low_water or not self._low_water:
-            return
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
-            self._low_water = nbytes
-        except OSError:
-            self._low_water = 0  # not the kernel's TCP: threads wake at every segment
+        self._low_water.set(1)
 
     def unacknowledged(self) -> int:
-        """Encrypted bytes in the socket's buffer (tcp(7), SIOCOUTQ)."""
-        space = bytearray(4)
-        try:
-            fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, space)
-        except (OSError, ValueError):  # closed
-            return 0
-        return int.from_bytes(space, "little")
+        """Encrypted bytes that the peer does not have yet."""
+        return unacknowledged(self._socket)
 
     def stop(self) -> None:
         self.stopped = True
@@ -162,19 +146,17 @@ class SecureStream:
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def reset_at_end(self) -> None:
-        """The connection is to end by RST: half of a request in its buffers is of no use to anybody."""
-        with suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        reset_at_end(self._socket)
 
     def close(self) -> None:
         """Only where no thread is in it. Idempotent."""
         self._socket.close()
 
 
-def _broken(error: OSError) -> WireError:
+def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return WireError("the connection was closed")
+        return "the connection was closed"
     if isinstance(error, ssl.SSLError):
         said = (error.reason or "it broke").lower().replace("_", " ")
-        return WireError(f"TLS: {said}")
-    return WireError(error.strerror or str(error))
+        return f"TLS: {said}"
+    return error.strerror or str(error)

@@ -17,7 +17,7 @@ from ckptpipe.storage_backends.s3.chunked import Chunked
 from ckptpipe.storage_backends.s3.file_piece import FilePiece, shrank, unreadable
 from ckptpipe.storage_backends.s3.hot_piece import hot_piece
 from ckptpipe.storage_backends.s3.secure_body import SecureBody
-from ckptpipe.storage_backends.s3.secure_stream import SecureStream
+from ckptpipe.storage_backends.s3.secure_stream import NotSent, SecureStream
 from ckptpipe.storage_backends.s3.wire import (
     ERROR_MAX,
     HEAD_READ,
@@ -25,6 +25,7 @@ from ckptpipe.storage_backends.s3.wire import (
     StaleConnection,
     Wire,
     WireError,
+    ended,
     take_head,
 )
 from ckptpipe.storage_backends.shielded import shielded
@@ -120,9 +121,8 @@ class SecureWire(Wire):
             answer.received, answer.crc32cs = body.done, body.crc32cs
 
     def idle(self) -> bool:
-        self._head.clear()
         self._between = True
-        return self.open
+        return not self._head and self.open
 
     def abort(self) -> None:
         self._stream.stop()
@@ -147,7 +147,7 @@ class SecureWire(Wire):
                 self._stream.stop()
                 submitted.cancel()  # where no thread was free
             try:
-                await shielded(_ended(job))
+                await shielded(ended(job))
             finally:
                 self._job = None
                 if self._stream.stopped:
@@ -160,10 +160,10 @@ class SecureWire(Wire):
         whole = False
         try:
             whole = self._send(request, body)
-        except WireError:
+        except NotSent:
             if self._stream.stopped:
                 raise
-            # Where sending failed, the end of the connection, or an answer before it, is there to be read.
+            # The end of the connection, or an answer before it, is there to be read.
         finally:
             if not whole:
                 self._stream.reset_at_end()
@@ -220,10 +220,13 @@ class SecureWire(Wire):
         return self._answer is not None
 
     def _document(self, answer: Answer, nbytes: int) -> None:
-        while (missing := nbytes - answer.received) > 0:
-            count = self._stream.read(self._space[:missing], missing)
-            answer.text += self._space[:count]
-            answer.received += count
+        try:
+            while (missing := nbytes - answer.received) > 0:
+                count = self._stream.read(self._space[:missing], missing)
+                answer.text += self._space[:count]
+                answer.received += count
+        finally:
+            self._stream.expect_anything()
 
     def _chunked(self, answer: Answer, most: int) -> None:
         """A document in chunks, into the answer's text: to its end, ``most`` bytes or the connection's end."""
@@ -237,9 +240,3 @@ class SecureWire(Wire):
         except (ValueError, WireError):
             pass  # what came may tell enough
         answer.cut = not chunks.done
-
-
-async def _ended(job: asyncio.Future[None]) -> None:
-    await asyncio.wait({job})
-    if not job.cancelled():
-        job.exception()  # seen, also where a cancellation is raised

@@ -6,9 +6,11 @@ answers are read where they are documents.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ckptpipe.storage_backends.abc import Landing
 from ckptpipe.storage_backends.s3.file_piece import FilePiece
@@ -16,6 +18,7 @@ from ckptpipe.storage_backends.s3.file_piece import FilePiece
 HEAD_MAX = 65536  # bytes of status line and headers
 HEAD_READ = 16384
 ERROR_MAX = 65536  # bytes of an error document that are read; the rest goes with the connection
+_DIGITS = 19  # of a number of bytes, at most: of 2**63 - 1
 
 
 class WireError(ConnectionError):
@@ -40,12 +43,16 @@ class Answer:
     keep: bool = True
 
     def length(self) -> int | None:
-        value = self.headers.get("content-length", "")
-        return int(value) if value.isascii() and value.isdigit() else None
+        return number_of_bytes(self.headers.get("content-length", ""))
 
     @property
     def chunked(self) -> bool:
         return "chunked" in self.headers.get("transfer-encoding", "").lower()
+
+
+def number_of_bytes(text: str) -> int | None:
+    """As a header has it; None where it is none, or more than there can be."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
 class Wire(ABC):
@@ -99,6 +106,13 @@ class Wire(ABC):
     @abstractmethod
     async def closed(self) -> None:
         """After `abort`: the descriptor is gone and the destination is in nobody's hands."""
+
+
+async def ended(job: asyncio.Future[Any]) -> None:
+    """Wait for what a thread does. Its error is seen, also where a cancellation is what the caller raises."""
+    await asyncio.wait({job})
+    if not job.cancelled():
+        job.exception()
 
 
 def take_head(came: bytearray) -> Answer | None:

@@ -28,6 +28,7 @@ from ckptpipe.storage_backends.s3.errors import (
 )
 from ckptpipe.storage_backends.s3.pace import Pace
 from ckptpipe.storage_backends.s3.sigv4 import UNSIGNED_PAYLOAD, Signer
+from ckptpipe.storage_backends.s3.wire import Answer
 
 PLACE = Place("bucket", "http://127.0.0.1:1", "us-east-1")
 
@@ -116,6 +117,25 @@ def test_error_documents() -> None:
     assert parse_error_body(bomb) == {"Code": "&a;"}
     assert parse_error_body(b"<html>" + b"<" * 100_000) == {}
     assert clean("a\nb\x1b[31m" + "c" * 500).startswith("a b [31mccc")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0", 0),
+        ("12", 12),
+        ("", None),
+        ("-1", None),
+        ("1 ", None),
+        ("\u0661", None),
+        ("9" * 19, 10**19 - 1),
+        ("9" * 5000, None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_lengths(text: str, found: int | None) -> None:
+    """Python refuses to make an integer of more than 4300 digits (sys.get_int_max_str_digits)."""
+    assert Answer(200, {"content-length": text}).length() == found
 
 
 @pytest.mark.parametrize(
