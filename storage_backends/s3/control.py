@@ -96,7 +96,7 @@ class Control:
             if form.method == "HEAD":
                 answer.received = answer.length() or 0  # of the object: no body comes
             if not 200 <= answer.status < 300:
-                raise await self._wires.refused(wire, answer, what)
+                raise await self._wires.refused(wire, answer, what, has_body=form.method != "HEAD")
             if form.method == "HEAD":
                 found.append(_facts(answer))
             elif form.answer is None:

@@ -211,8 +211,9 @@ def from_answer(place: Place, what: str, status: int, code: str, message: str, *
     if status == 407 and has_proxy(place.endpoint):
         error = proxy_error(place, what, f"wants credentials of its own: {said}")
         return fault(EndpointUnreachable, error.message, error.cure)
-    if status == 400 and code in ("", "400") and place.is_http:
+    if status == 400 and code in ("", "400") and place.is_http and operation != "HeadObject":
         # Of servers of TLS: "Client sent an HTTP request to an HTTPS server", in as many wordings as there are servers.
+        # The answer to HEAD never has a code: there S3 itself answers so.
         return fault(
             EndpointUnreachable, f"{what}: {place.endpoint} answered {said}, not as S3 does", HTTPS_CURE
         )

@@ -11,9 +11,8 @@ from ckptpipe.storage_backends.s3.errors import Refused, from_answer, parse_erro
 from ckptpipe.storage_backends.s3.proxies import has_proxy
 from ckptpipe.storage_backends.s3.signing import Signing
 from ckptpipe.storage_backends.s3.watch import Watch
-from ckptpipe.storage_backends.s3.wire import Answer, StaleConnection, Wire, WireError
+from ckptpipe.storage_backends.s3.wire import ERROR_MAX, Answer, StaleConnection, Wire, WireError
 
-_ERROR_MAX = 65536  # bytes of an error document that are worth reading
 _DOCUMENT_MAX = 16 << 20  # bytes of an answer that is no object: lists have at most 1000 names
 
 
@@ -72,13 +71,13 @@ class Wires:
         finally:
             await self._connections.give_back(origin, wire, keep=keep)
 
-    async def refused(self, wire: Wire, answer: Answer, what: str) -> Refused:
-        """The error of ``answer``, whose document is read: all that have a body, which is announced, but not sent, in
-        the answer to HEAD."""
+    async def refused(self, wire: Wire, answer: Answer, what: str, *, has_body: bool = True) -> Refused:
+        """The error of ``answer``, whose document is read. ``has_body``: False of the answer to HEAD, which may announce
+        a body, by a length or in chunks, and comes without."""
         length = answer.length()
-        if answer.received:
+        if not has_body:
             pass
-        elif length is None or length <= _ERROR_MAX:
+        elif length is None or length <= ERROR_MAX:
             await wire.body(None, length or 0)
         else:
             answer.keep = False
@@ -93,7 +92,7 @@ class Wires:
         if length is not None and length > most:
             answer.keep = False
             raise TooLong(f"{length} bytes, at most {most} are accepted")
-        if length is None and "chunked" not in answer.headers.get("transfer-encoding", "").lower():
+        if length is None and not answer.chunked:
             answer.keep = False
             raise WireError("the answer does not say where it ends")
         await wire.body(None, most if length is None else length)
