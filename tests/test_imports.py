@@ -66,6 +66,14 @@ def test_a_list_as_a_script_calls_it_imports_neither(workdir: Path) -> None:
     assert imported(code, str(workdir)).isdisjoint({*HEAVY, "rich"})
 
 
+def test_checking_a_pipeline_imports_no_backend(tmp_path: Path) -> None:
+    config = tmp_path / "pipeline.yaml"
+    config.write_text("source: {files: /a}\nsinks: [{to: 's3://bucket/x'}, {to: /b}]\n", encoding="utf-8")
+    found = imported(COMMAND, "check", str(config))
+    assert "ckptpipe.storage_backends.s3.address" in found
+    assert found.isdisjoint({"ckptpipe.storage_backends.s3.backend", "ckptpipe.storage_backends.nvme"})
+
+
 def typed_names() -> dict[str, str]:
     """The package's public names as type checkers find them, and their modules."""
     assert ckptpipe.__file__ is not None
