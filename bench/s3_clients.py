@@ -25,7 +25,7 @@ class _Discard:
 
 def ckptpipe_put(source: str, bucket: str) -> Work:
     import ckptpipe
-    import ckptpipe.storage_backends.s3  # as the others import their SDK here
+    import ckptpipe.storage_backends.s3.backend  # as the others import their SDK here
 
     def work() -> Mapping[str, Any]:
         result = ckptpipe.save_blocking(source, to=f"s3://{bucket}/ckptpipe", name="image")
@@ -36,7 +36,7 @@ def ckptpipe_put(source: str, bucket: str) -> Work:
 
 def ckptpipe_get(target: str, bucket: str) -> Work:
     import ckptpipe
-    import ckptpipe.storage_backends.s3
+    import ckptpipe.storage_backends.s3.backend
 
     url = f"s3://{bucket}/ckptpipe/image"
 

@@ -50,7 +50,7 @@ def _serve() -> None:
     import ckptpipe
 
     if "AWS_ENDPOINT_URL" in os.environ:
-        import ckptpipe.storage_backends.s3
+        import ckptpipe.storage_backends.s3.backend
 
     settings = ckptpipe.Settings(chunk_bytes=1 << 20, ring_bytes=8 << 20, workers=2, codec_threads=1)
     for line in sys.stdin:
