@@ -36,5 +36,6 @@ def limit_cure(number: int) -> str:
 
 
 def _limit() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # a number: Linux knows no infinity here (fs.nr_open)
+    # A number: Linux knows no infinity here (fs.nr_open).
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft

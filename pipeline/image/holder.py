@@ -29,18 +29,30 @@ class Holder:
     replaced: str = ""
 
 
-def lease_facts(save_id: str, started: float, *, left: bool = False, replaced: str = "") -> bytes:
-    """The content of a lease object, refreshed now. ``left``: the save has ended, and what it stored is anybody's to
-    remove where no manifest names it; so is the save ``replaced``."""
-    facts = _own(save_id, started) | {"refreshed": round(time.time(), 3)}
+def holder_facts(save_id: str, started: float) -> dict[str, Any]:
+    """What the leases of one save of this process say of it, each the same: a machine may be renamed meanwhile.
+    ``started``: Unix seconds."""
+    return {
+        "save_id": save_id,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process": _identity(os.getpid()),
+        "started": round(started, 3),
+    }
+
+
+def lease_facts(own: Mapping[str, Any], *, left: bool = False, replaced: str = "") -> bytes:
+    """The content of a lease object, refreshed now. ``own``: as `holder_facts` gave it. ``left``: the save has ended,
+    and what it stored is anybody's to remove where no manifest names it; so is the save ``replaced``."""
+    facts = {**own, "refreshed": round(time.time(), 3)}
     if left:
         facts |= {"left": True, "replaced": replaced}
     return json.dumps(facts, sort_keys=True).encode() + b"\n"
 
 
-def is_lease_of(data: bytes, save_id: str, started: float) -> bool:
-    """Whether a lease object's bytes are what this process wrote with these arguments, at whatever time."""
-    facts, own = _facts(data), _own(save_id, started)
+def is_lease_of(data: bytes, own: Mapping[str, Any]) -> bool:
+    """Whether a lease object's bytes are what `lease_facts` made of ``own``, at whatever time, of a save that runs."""
+    facts = _facts(data)
     return all(facts.get(key) == value for key, value in own.items()) and "left" not in facts
 
 
@@ -62,16 +74,6 @@ def read_lease(data: bytes) -> Holder:
         left,
         replaced if left and isinstance(replaced, str) else "",
     )
-
-
-def _own(save_id: str, started: float) -> dict[str, Any]:
-    return {
-        "save_id": save_id,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "process": _identity(os.getpid()),
-        "started": round(started, 3),
-    }
 
 
 def _facts(data: bytes) -> Mapping[str, Any]:

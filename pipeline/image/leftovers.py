@@ -77,7 +77,8 @@ def _save_id_of_upload(upload: PendingUpload) -> str:
 
 
 async def remove_save(backend: Backend, save_id: str) -> int:
-    """Delete every object and upload of one save; the lease object last. Returns how many went.
+    """Delete every object and upload of one save that no manifest names, also no torn one; the lease object last. Returns
+    how many went.
 
     Goes on past what fails, to raise it when everything has been tried.
     """
@@ -115,7 +116,8 @@ def stripe_alone(save: SaveObjects) -> bool:
 
 
 def _in_order(save: SaveObjects) -> list[ObjectInfo]:
-    """Objects as they are to be deleted: last what tells another gc whose the others are."""
+    """Objects as they are to be deleted: last what tells another gc whose the others are. The lease is gone by then
+    (`_condemn`), unless a refresh that was under way has put it back."""
     last = _last(save.save_id) if save.save_id else ()
     return sorted(save.objects, key=lambda info: last.index(info.name) if info.name in last else -1)
 
@@ -129,9 +131,10 @@ async def collect(
 ) -> list[GcItem]:
     """Remove what no manifest names and no live lease protects, where it is older than ``older_than`` seconds.
 
-    A torn manifest is an absent one, and goes too. Any other that cannot be read protects everything beside
-    it: it may be damaged and worth repairing, or of a newer format. ``orphan_stripes``: stripes whose first
-    directory the URL does not name go too; whether their image stands cannot be seen from here.
+    A torn manifest is an absent one, and goes before all that lies beside it; where it stays, so does that: a lease
+    there is what tells it from a damaged one. Any other that cannot be read protects everything beside it: it may be
+    damaged and worth repairing, or of a newer format. ``orphan_stripes``: stripes whose first directory the URL does
+    not name go too; whether their image stands cannot be seen from here.
 
     Ages are by the store's clock, but of a dry run, which writes nothing: by this machine's.
     """
@@ -139,16 +142,17 @@ async def collect(
     saves = _by_save(objects, uploads)
     loose = [SaveObjects("", [], [upload]) for upload in uploads if _is_loose(upload.name)]
     loose += [SaveObjects("", [info], []) for info in objects if _is_probe(info)]
-    current = await _save_id_of_manifest(backend)
-    if current is TORN:
-        loose.insert(0, SaveObjects("", [await backend.stat(MANIFEST_NAME)], []))
+    current = await _look(backend)
+    torn = [info for info in objects if info.name == MANIFEST_NAME and isinstance(current, Torn)]
+    if isinstance(current, Torn) and not torn:
+        current = UNREADABLE  # it was not there before
     if isinstance(current, str) and current in saves:
         here = saves[current]
         kept = [info for info in here.objects if info.name == lease_name(current)]
         saves[current] = SaveObjects(current, kept, here.uploads)  # a lease that outlived its commit
         if not (kept or here.uploads or loose or len(saves) > 1):
             return []  # as of most images
-    asks = not (dry_run or current is UNREADABLE) and bool(saves or loose)
+    asks = not (dry_run or current is UNREADABLE) and bool(saves or loose or torn)
     now = await _store_clock(backend) if asks else None
     clock = _Clock(time.time() if now is None else now, CLOCK_DOUBT if asks and now is None else 0.0)
 
@@ -168,10 +172,23 @@ async def collect(
         alone = STRIPE_ALONE if stripe_alone(save) and not orphan_stripes else ""
         reasons[save_id] = reasons[save_id] or alone or _too_young(save, older_than, clock.now)
 
+    torn_reason = running  # that save may be writing it just now
+    for info in torn:
+        torn_reason = torn_reason or _too_young(SaveObjects("", [info], []), older_than, clock.now)
+        if isinstance(current, Torn) and not (torn_reason or dry_run):
+            torn_reason = await _take_torn(backend, current, set(saves))
+        if torn_reason:
+            stays = f"beside a torn manifest, which stays: {torn_reason}"
+            reasons = {save_id: reason or stays for save_id, reason in reasons.items()}
     if not dry_run:
         condemned = [save for save_id, save in sorted(saves.items()) if not reasons[save_id]]
         reasons |= await _condemn(backend, condemned, current)
-    items: list[GcItem] = []
+    items = [
+        _item(
+            "object", f"{backend.url}/{info.name}", info.size, clock.now - info.modified, torn_reason, dry_run
+        )
+        for info in torn
+    ]
     for save_id, save in sorted(saves.items()):
         items += await _take(backend, save, dry_run=dry_run, now=clock.now, reason=reasons[save_id])
     # Each by itself; a save that runs may be writing just these.
@@ -208,15 +225,16 @@ async def _store_clock(backend: Backend) -> float | None:
 async def _condemn(backend: Backend, saves: list[SaveObjects], before: object) -> dict[str, str]:
     """Take their leases away, then look once more; why some of them are kept after all.
 
-    A save looks for its lease when its manifest is there, before it removes the image that was replaced; we look at
-    the manifest when the lease is gone. So whatever the clocks said and however long either was suspended, one of us
-    sees the other.
+    A save looks when its manifest is there, before it removes the image that was replaced, whether its lease is there
+    and holds (`LiveLease.holds`); we look at the manifest when the lease is gone. By clocks that go alike, no lease holds
+    that we found too old: a save that goes on has its manifest there before we look. By others, one of us sees the
+    other, but where we come between the two halves of a refresh.
     """
     if not saves:
         return {}
     for save in saves:
         await backend.delete(lease_name(save.save_id))
-    stands = await _save_id_of_manifest(backend, torn_before=before is TORN)
+    stands = await _look(backend, again=True)
     if stands is UNREADABLE:
         return dict.fromkeys((save.save_id for save in saves), "the manifest is being written")
     kept = {}
@@ -226,6 +244,20 @@ async def _condemn(backend: Backend, saves: list[SaveObjects], before: object) -
         elif (await lease_of(backend, save.save_id)) is not None:
             kept[save.save_id] = "its lease was refreshed just now"
     return kept
+
+
+async def _take_torn(backend: Backend, torn: Torn, known: set[str]) -> str:
+    """Delete the manifest that was found torn, while the leases are there that tell whoever comes after us what it is;
+    why it stays, where it is not the same any more, or a save is there that is not ``known``, and may replace it."""
+    try:
+        if await backend.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT) != torn.stored:
+            return "it was written just now"
+    except ObjectNotFound:
+        return ""
+    if (await saves_at(backend)).keys() - known:
+        return "a save has begun just now"
+    await backend.delete(MANIFEST_NAME)
+    return ""
 
 
 def _is_loose(name: str) -> bool:
@@ -238,20 +270,25 @@ def _is_probe(info: ObjectInfo) -> bool:
 
 
 UNREADABLE = object()
-TORN = object()
 
 
-async def _save_id_of_manifest(backend: Backend, *, torn_before: bool | None = None) -> object:
-    """The save id of the image that stands, None where none does. ``torn_before``: of a second look, whether a torn
-    manifest is the one that was there at the first."""
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """A manifest of a save that was killed while it wrote it in place: its bytes."""
+
+    stored: bytes
+
+
+async def _look(backend: Backend, *, again: bool = False) -> object:
+    """At the manifest: the save id of the image that stands, None where none does, a `Torn`, or UNREADABLE. ``again``: one
+    that is torn is being written, for it was not there before."""
     try:
         stored = await backend.read_bytes(MANIFEST_NAME, limit=MANIFEST_LIMIT)
     except ObjectNotFound:
         return None
     try:
         if is_torn(stored):
-            absent = await never_finished(backend) if torn_before is None else torn_before
-            return TORN if absent else UNREADABLE
+            return Torn(stored) if not again and await never_finished(backend) else UNREADABLE
         return save_id_of(stored)
     except (ImageCorrupt, UnsupportedImage):
         return UNREADABLE
@@ -310,10 +347,10 @@ async def left_by_others(backend: Backend, save_id: str) -> set[str]:
         lease = await lease_of(backend, other)
         if lease is not None and lease.left:
             found |= {other, lease.replaced}
-    stands = await _save_id_of_manifest(backend)
-    found -= {save_id, stands, ""}
-    if stands in (UNREADABLE, TORN):
+    stands = await _look(backend)
+    if stands is UNREADABLE or isinstance(stands, Torn):
         return set()
+    found -= {save_id, stands, ""}
     return {each for each in found if each in saves and not await live_lease(backend, saves[each])}
 
 

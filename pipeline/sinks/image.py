@@ -20,7 +20,7 @@ from ckptpipe.pipeline.image.layout import (
     index_name,
     stripe_name,
 )
-from ckptpipe.pipeline.image.lease import LiveLease
+from ckptpipe.pipeline.image.lease import LEASE_HOLDS, LiveLease
 from ckptpipe.pipeline.image.leftovers import never_finished, remove_save, save_id_of
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, Manifest, digest_of
 from ckptpipe.pipeline.image.packer import Packer
@@ -177,17 +177,34 @@ class ImageSink(Sink):
     async def keep_alive(self) -> None:
         while True:
             await asyncio.sleep(LEASE_REFRESH)
-            if self._image.capabilities.keeps:  # putting it back would hide that gc has begun to take the save away
-                await self._require_lease()
+            if not self._image.capabilities.keeps:
+                await self._lease.put()
+                continue
+            await self._require_lease()  # putting it back would hide that gc has begun to take the save away
             await self._lease.put()
+            self._require_time()
 
     async def _require_lease(self) -> None:
         if not await self._lease.stands():
             raise self._was_removed(self._lease.name)
+        self._require_time()
+
+    def _require_time(self) -> None:
+        if not self._lease.holds():
+            raise SaveFailed(
+                f"{self._image.url}: {self._lease.name} was refreshed {self._lease.age:.0f} s ago, and gc elsewhere may "
+                f"have begun to remove what was saved{self._what_stays()}",
+                cure=f"save again; for {LEASE_HOLDS / 60:.0f} minutes this process was stopped, its machine suspended, or "
+                "the store did not answer",
+            )
+
+    def _what_stays(self) -> str:
+        stays = self._replaced and not self._manifest_bytes
+        return "; the image that it was to replace stays" if stays else ""
 
     async def _require_all(self) -> None:
-        """The lease, and every object that was finished, with its size. A file that was unlinked under its writer took
-        all that was written to it without an error."""
+        """The lease, which holds still, and every object that was finished, with its size. A file that was unlinked under
+        its writer took all that was written to it without an error."""
         assert self._packer is not None and self._encoded is not None
         if not self._image.capabilities.keeps:
             return
@@ -199,9 +216,8 @@ class ImageSink(Sink):
             raise self._was_removed(", ".join(gone[:3]) + more)
 
     def _was_removed(self, what: str) -> SaveFailed:
-        stays = "; the image that it was to replace stays" if self._replaced else ""
         return SaveFailed(
-            f"{self._image.url}: {what} was removed while it was being written, by gc or by hand{stays}",
+            f"{self._image.url}: {what} was removed while it was being written, by gc or by hand{self._what_stays()}",
             cure="save again; gc takes a save of another machine whose lease it finds older than 15 minutes: compare "
             "the clocks, and look whether this machine was suspended",
         )
@@ -220,7 +236,8 @@ class ImageSink(Sink):
                 f"{self._image.url} was written by somebody else meanwhile",
                 cure="choose another --name, or replace it with --overwrite",
             ) from error
-        # A gc that had taken us for dead before the manifest stood has removed the lease by now, or sees the manifest.
+        # A gc that had taken us for dead before the manifest stood has removed the lease by now, or sees the manifest;
+        # by the time too, should it have come between the two halves of a refresh.
         await self._require_all()
         self._committed = True
         self._seconds = time.perf_counter() - self._clock
@@ -346,10 +363,34 @@ class ImageSink(Sink):
         if not ours.startswith(stands):  # somebody else's, or the old one (a store may write in place)
             return
         if self._replaced:
-            await self._image.put_atomic(MANIFEST_NAME, self._replaced)
+            await self._put_back(stands)
         else:
             await self._image.delete(MANIFEST_NAME)
         self._manifest_bytes = b""
+
+    async def _put_back(self, stands: bytes) -> None:
+        """The replaced image in place of ``stands``, unless something of it is gone: while our manifest stood and our
+        lease did not hold, it was anybody's to remove. SaveFailed then, and our manifest stands."""
+        gone = await self._gone_of_replaced()
+        if not gone:
+            await self._image.put_atomic(MANIFEST_NAME, self._replaced)
+            stands, gone = self._replaced, await self._gone_of_replaced()
+        if gone:
+            if stands != self._manifest_bytes:  # also where it was cut off
+                await self._image.put_atomic(MANIFEST_NAME, self._manifest_bytes)
+            raise SaveFailed(
+                f"the image that was replaced cannot be put back, {', '.join(gone[:3])} of it was removed: what this save "
+                "stored stands in its place",
+                cure=f"look whether it is whole: ckptpipe verify {self._image.url}",
+            )
+
+    async def _gone_of_replaced(self) -> list[str]:
+        try:
+            manifest = Manifest.decode(self._replaced)
+        except (ImageCorrupt, UnsupportedImage):
+            return []  # nobody removes anything beside such a one
+        objects = [(item.name, item.bytes) for item in manifest.objects]
+        return await missing(self._image, [*objects, (manifest.index.name, manifest.index.bytes)])
 
     async def aclose(self) -> None:
         if self._container is not None:

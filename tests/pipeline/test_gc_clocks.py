@@ -12,7 +12,7 @@ import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.image import leftovers
-from ckptpipe.pipeline.image.holder import lease_facts
+from ckptpipe.pipeline.image.holder import holder_facts, lease_facts
 from ckptpipe.pipeline.image.layout import data_name, lease_name
 from ckptpipe.pipeline.image.leftovers import CLOCK_DOUBT, LEASE_TTL
 from ckptpipe.pipeline.image.saveid import new_save_id
@@ -63,7 +63,7 @@ def shift_clock(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_a_process_that_lives_protects_its_save_whatever_the_times_say(workdir: Path) -> None:
-    planted = plant(workdir / "s" / "i", lease_facts(new_save_id(), 1.0), age=2 * DAY)
+    planted = plant(workdir / "s" / "i", lease_facts(holder_facts(new_save_id(), 1.0)), age=2 * DAY)
     kept = collect(workdir / "s")
     assert all(path.exists() for path in planted)
     assert {item.kept_because for item in kept} == {
@@ -72,7 +72,7 @@ def test_a_process_that_lives_protects_its_save_whatever_the_times_say(workdir: 
 
 
 def test_a_save_that_has_left_is_not_protected_by_its_process(workdir: Path) -> None:
-    plant(workdir / "s" / "i", lease_facts(new_save_id(), 1.0, left=True), age=1)
+    plant(workdir / "s" / "i", lease_facts(holder_facts(new_save_id(), 1.0), left=True), age=1)
     assert all(item.removed for item in collect(workdir / "s"))
     assert not (workdir / "s" / "i").exists()
 

@@ -69,12 +69,12 @@ def test_what_is_no_digest_is_wrong_usage(workdir: Path, source: Path, digest: s
 
 
 def test_a_lease_of_a_process_that_has_ended_protects_nothing() -> None:
-    program = "from ckptpipe.pipeline.image.holder import lease_facts; import sys; sys.stdout.buffer.write(lease_facts('x', 1.0))"
+    program = "from ckptpipe.pipeline.image.holder import holder_facts, lease_facts as f; import sys; sys.stdout.buffer.write(f(holder_facts('x', 1.0)))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
     read = holder.read_lease(ended)
     assert read.life == "ended"
     assert " of process " in read.words
-    assert holder.read_lease(holder.lease_facts("x", 1.0)).life == "alive"
+    assert holder.read_lease(holder.lease_facts(holder.holder_facts("x", 1.0))).life == "alive"
 
     facts = json.loads(ended)
     facts["process"]["boot_id"] = "another"
@@ -100,16 +100,17 @@ def test_a_lease_of_a_process_that_has_ended_protects_nothing() -> None:
 )
 def test_a_lease_that_says_nothing(data: bytes) -> None:
     assert holder.read_lease(data) == holder.Holder()
-    assert not holder.is_lease_of(data, "x", 1.0)
+    assert not holder.is_lease_of(data, holder.holder_facts("x", 1.0))
 
 
 def test_a_lease_is_its_own_saves_alone() -> None:
-    written = holder.lease_facts("x", 1.0)
-    assert holder.is_lease_of(written, "x", 1.0)
-    assert not holder.is_lease_of(written, "y", 1.0)
-    assert not holder.is_lease_of(written, "x", 2.0)
-    left = holder.lease_facts("x", 1.0, left=True, replaced="w")
-    assert not holder.is_lease_of(left, "x", 1.0)
+    own = holder.holder_facts("x", 1.0)
+    written = holder.lease_facts(own)
+    assert holder.is_lease_of(written, own)
+    assert not holder.is_lease_of(written, holder.holder_facts("y", 1.0))
+    assert not holder.is_lease_of(written, holder.holder_facts("x", 2.0))
+    left = holder.lease_facts(own, left=True, replaced="w")
+    assert not holder.is_lease_of(left, own)
     read = holder.read_lease(left)
     assert (read.life, read.left, read.replaced) == ("ended", True, "w"), "its process lives on"
 
