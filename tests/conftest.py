@@ -40,7 +40,8 @@ class OutOfTime(SystemExit):
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, object, object]:
-    """pytest-timeout's signal ends a test on uvloop too, and then, again and again, a clean-up that hangs."""
+    """pytest-timeout's signal ends a test on uvloop too, and then, again and again, a clean-up that hangs; never pytest
+    itself, which reports the test that has ended."""
     result = yield
     ends = signal.getsignal(signal.SIGALRM)
     if not callable(ends):
@@ -48,6 +49,8 @@ def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, object, objec
 
     def over(number: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        if not _in_a_test(frame):
+            return
         try:
             ends(number, frame)
         except pytest.fail.Exception as error:
@@ -55,6 +58,13 @@ def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, object, objec
 
     signal.signal(signal.SIGALRM, over)
     return result
+
+
+def _in_a_test(frame: FrameType | None) -> bool:
+    """Whether an exception in ``frame`` is that of a test, its fixtures included."""
+    while frame is not None and frame.f_code is not pytest.CallInfo.from_call.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 @pytest.hookimpl(wrapper=True)
