@@ -93,7 +93,7 @@ class ImageSink(Sink):
         self._container = container
         self.url = container.url
         self._image = await self._place(container)
-        if not self._context.claim(self._image.url):
+        if not self._context.claim(self._image.url, self._options):
             raise UsageError(f"two sinks write to {self._image.url}", cure="give each a URL of its own")
         self._check_size(source)
         await self._image.check(writing=True, need_bytes=self._need_bytes(source))
