@@ -19,6 +19,9 @@ from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.storage_backends.errors import AccessDenied, StorageError, StoreNotFound
 from tests.pipeline.runs import KIB, MIB, SMALL, TIGHT, run
 from tests.pipeline.trees import look, write
+from tests.services.process import ServiceMissing
+from tests.services.rclone import start_rclone
+from tests.services.s3_server import S3Server
 
 pytestmark = pytest.mark.s3
 
@@ -132,6 +135,23 @@ def test_gc_removes_objects_and_uploads_of_crashed_saves(
     monkeypatch.setattr(leftovers, "LEASE_TTL", -1.0)
     run(ckptpipe.gc(url, older_than=0))
     assert not any("busy" in key for key in keys(client, s3_bucket))
+
+
+def test_one_url_on_two_services(disk: Path, workdir: Path, tree: Path, s3_environment: S3Server) -> None:
+    try:
+        other = start_rclone(disk, bucket=s3_environment.bucket)
+    except ServiceMissing as error:
+        pytest.skip(str(error))
+    url = f"s3://{s3_environment.bucket}/two"
+    with other:
+        elsewhere: dict[str, object] = {"endpoint_url": other.endpoint_url}
+        to = [ckptpipe.SinkSpec(url), ckptpipe.SinkSpec(url, options=elsewhere)]
+        saved = run(ckptpipe.save(tree, to=to, name="i", settings=SMALL))
+        assert [sink.ok for sink in saved.sinks] == [True, True]
+        for number, options in enumerate([None, elsewhere]):
+            run(ckptpipe.restore(f"{url}/i", to=workdir / str(number), options=options, settings=SMALL))
+            assert look(workdir / str(number)) == look(tree)
+            run(ckptpipe.delete(f"{url}/i", options=options))
 
 
 def test_gc_takes_the_probe_of_a_killed_save(tree: Path, s3_bucket: str, client: Any) -> None:
