@@ -7,9 +7,10 @@ from typing import Any
 
 from ckptpipe.pipeline.blocking import blocking
 from ckptpipe.pipeline.errors import ImageCorrupt, ImageNotFound, UnsupportedImage
+from ckptpipe.pipeline.image.collection import collect
 from ckptpipe.pipeline.image.entries import StreamEntry
 from ckptpipe.pipeline.image.layout import MANIFEST_NAME
-from ckptpipe.pipeline.image.leftovers import collect, live_lease, remove_save, saves_at, stripe_alone
+from ckptpipe.pipeline.image.leftovers import saves_at
 from ckptpipe.pipeline.image.reader import check_stripes_named, open_image, read_manifest
 from ckptpipe.pipeline.opening import Options, opened
 from ckptpipe.pipeline.result import GcResult, ImageSummary
@@ -122,13 +123,9 @@ async def delete(url: str, *, options: Options | None = None, settings: Settings
         else:
             check_stripes_named(backend, manifest, names)
         await backend.delete(MANIFEST_NAME)
-        removed = 1
-        for save_id, save in sorted((await saves_at(backend)).items()):
-            # A save that runs now is another image's, and so is a stripe without its first.
-            if not stripe_alone(save) and not await live_lease(backend, save):
-                removed += await remove_save(backend, save_id)
+        items = await collect(backend, older_than=0, dry_run=False)  # what a save that runs now has stays
         await backend.remove_if_empty()
-        return removed
+        return 1 + sum(item.removed for item in items)
 
 
 async def gc(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ckptpipe.pipeline.errors import ImageCorrupt, UnsupportedImage
 from ckptpipe.pipeline.image.layout import MANIFEST_NAME
 from ckptpipe.pipeline.image.lease import LiveLease
-from ckptpipe.pipeline.image.leftovers import lease_of, left_by_others, remove_save, save_id_of
+from ckptpipe.pipeline.image.leftovers import left_by_others, remove_save, save_id_of
 from ckptpipe.pipeline.image.manifest import MANIFEST_LIMIT, digest_of
+from ckptpipe.pipeline.image.protection import lease_of
 from ckptpipe.pipeline.image.removal import Removal
 from ckptpipe.storage_backends.abc import Backend
 from ckptpipe.storage_backends.errors import ObjectNotFound

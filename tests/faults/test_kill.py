@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ckptpipe
-from ckptpipe.pipeline.image import leftovers
+from ckptpipe.pipeline.image import protection
 from ckptpipe.pipeline.sinks.files import STAGING_PREFIX
 from tests.faults.victim import Victims
 from tests.pipeline.runs import MIB, run
@@ -30,7 +30,7 @@ def victims() -> Iterator[Victims]:
 @pytest.fixture
 def expired_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """The victims are dead: their leases protect nothing any more."""
-    monkeypatch.setattr(leftovers, "LEASE_TTL", -1.0)
+    monkeypatch.setattr(protection, "LEASE_TTL", -1.0)
 
 
 class Moments:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ckptpipe
-from ckptpipe.pipeline.image.leftovers import LEASE_TTL
+from ckptpipe.pipeline.image.protection import LEASE_TTL
 from tests.pipeline.runs import SMALL, run
 from tests.pipeline.trees import write
 

@@ -11,8 +11,9 @@ import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.errors import ImageIncomplete, ImageNotFound
+from ckptpipe.pipeline.image.collection import STRIPE_ALONE
 from ckptpipe.pipeline.image.layout import data_name, index_name, lease_name
-from ckptpipe.pipeline.image.leftovers import LEASE_TTL, STRIPE_ALONE
+from ckptpipe.pipeline.image.protection import LEASE_TTL
 from ckptpipe.pipeline.image.saveid import new_save_id
 from tests.pipeline.runs import SMALL, memory_dir, run
 from tests.pipeline.trees import look, write

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import ckptpipe
-from ckptpipe.pipeline.image import leftovers
+from ckptpipe.pipeline.image import collection, protection
 from ckptpipe.pipeline.image.holder import holder_facts, lease_facts
 from ckptpipe.pipeline.image.layout import data_name, lease_name
-from ckptpipe.pipeline.image.leftovers import CLOCK_DOUBT, LEASE_TTL
+from ckptpipe.pipeline.image.protection import CLOCK_DOUBT, LEASE_TTL
 from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.pipeline.result import GcItem
 from ckptpipe.storage_backends.errors import NoSpace
@@ -57,7 +57,7 @@ def shift_clock(monkeypatch: pytest.MonkeyPatch) -> object:
 
     def shift(seconds: float) -> None:
         now = SimpleNamespace(time=lambda: time.time() + seconds)
-        monkeypatch.setattr(leftovers, "time", now)
+        monkeypatch.setattr(protection, "time", now)
 
     return shift
 
@@ -129,7 +129,7 @@ def test_a_store_that_takes_no_probe_is_collected_with_a_doubt(workdir: Path) ->
         async with lent_context() as context:
             faults = Faults().fail("put_atomic", 0, lambda: NoSpace("full"))
             backend = FaultyBackend(await open_backend(str(workdir / "i"), context), faults)
-            await leftovers.collect(backend, older_than=0, dry_run=False)
+            await collection.collect(backend, older_than=0, dry_run=False)
             await backend.aclose()
 
     run(main())

@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 import ckptpipe
-from ckptpipe.pipeline.image import leftovers
+from ckptpipe.pipeline.image import collection
 from ckptpipe.pipeline.image.layout import MANIFEST_NAME, data_name, lease_name
 from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.pipeline.result import GcItem
@@ -50,7 +50,7 @@ async def collect(image: Path, faults: Faults) -> list[GcItem]:
     async with lent_context() as context:
         backend = FaultyBackend(await open_backend(str(image), context), faults)
         try:
-            return await leftovers.collect(backend, older_than=0, dry_run=False)
+            return await collection.collect(backend, older_than=0, dry_run=False)
         finally:
             await backend.aclose()
 

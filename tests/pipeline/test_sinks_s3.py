@@ -12,7 +12,7 @@ import pytest
 import ckptpipe
 from ckptpipe.pipeline.chunk import Chunk
 from ckptpipe.pipeline.errors import SourceChanged
-from ckptpipe.pipeline.image import leftovers
+from ckptpipe.pipeline.image import protection
 from ckptpipe.pipeline.image.layout import data_name, lease_name
 from ckptpipe.pipeline.image.packer import Packer
 from ckptpipe.pipeline.image.saveid import new_save_id
@@ -132,7 +132,7 @@ def test_gc_removes_objects_and_uploads_of_crashed_saves(
     assert [upload["Key"] for upload in uploads] == ["x/bad/their-upload"], "other people's are not touched"
     assert "x/bad/mine.txt" in keys(client, s3_bucket)
     run(ckptpipe.verify(f"{url}/good", settings=SMALL))
-    monkeypatch.setattr(leftovers, "LEASE_TTL", -1.0)
+    monkeypatch.setattr(protection, "LEASE_TTL", -1.0)
     run(ckptpipe.gc(url, older_than=0))
     assert not any("busy" in key for key in keys(client, s3_bucket))
 

@@ -12,9 +12,9 @@ import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.errors import SaveFailed
-from ckptpipe.pipeline.image import holder, lease, leftovers
+from ckptpipe.pipeline.image import collection, holder, lease, protection
 from ckptpipe.pipeline.image.lease import LEASE_HOLDS, LiveLease
-from ckptpipe.pipeline.image.leftovers import LEASE_TTL
+from ckptpipe.pipeline.image.protection import LEASE_TTL
 from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.pipeline.sinks import image as image_sink
 from ckptpipe.storage_backends.registry import open_backend
@@ -61,7 +61,7 @@ def old(workdir: Path) -> ckptpipe.SinkResult:
 def stop(machine: Machine, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For half an hour, as gc on another machine sees it."""
     machine.ahead += 2 * LEASE_TTL
-    monkeypatch.setattr(leftovers, "read_lease", lambda _: holder.Holder(life="unknown"))
+    monkeypatch.setattr(protection, "read_lease", lambda _: holder.Holder(life="unknown"))
     for path in image.iterdir():
         os.utime(path, (time.time() - 2 * LEASE_TTL,) * 2)
 
@@ -121,7 +121,7 @@ def test_gc_between_the_two_halves_of_a_refresh(
             monkeypatch.setattr(image_sink, "LEASE_REFRESH", 60)
             stop(machine, image, monkeypatch)
             backend = FaultyBackend(await open_backend(str(image), context), gc_faults)
-            gc = asyncio.ensure_future(leftovers.collect(backend, older_than=0, dry_run=False))
+            gc = asyncio.ensure_future(collection.collect(backend, older_than=0, dry_run=False))
             await gc_held.reached.wait()
             assert not list(image.glob("lease-*"))
             refreshing.release.set()

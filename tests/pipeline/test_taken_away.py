@@ -11,7 +11,7 @@ import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.errors import SaveFailed
-from ckptpipe.pipeline.image import leftovers
+from ckptpipe.pipeline.image import collection, protection
 from ckptpipe.pipeline.sinks import image as image_sink
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.testing.context import lent_context
@@ -183,7 +183,7 @@ def expired_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """As another machine would see them, whose clock is ahead."""
     from ckptpipe.pipeline.image import holder
 
-    monkeypatch.setattr(leftovers, "LEASE_TTL", -1.0)
+    monkeypatch.setattr(protection, "LEASE_TTL", -1.0)
     monkeypatch.setattr(holder, "_life", lambda *_: "unknown")
 
 
@@ -238,7 +238,7 @@ def test_one_of_save_and_gc_sees_the_other(
             save = asyncio.ensure_future(work)
             await committing.reached.wait()
             backend = FaultyBackend(await open_backend(str(image), context), gc_faults)
-            gc = asyncio.ensure_future(leftovers.collect(backend, older_than=0, dry_run=False))
+            gc = asyncio.ensure_future(collection.collect(backend, older_than=0, dry_run=False))
             await asyncio.wait(
                 {asyncio.ensure_future(gc_held.reached.wait()), gc}, return_when="FIRST_COMPLETED"
             )

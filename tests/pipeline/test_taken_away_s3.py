@@ -15,7 +15,7 @@ import pytest
 import ckptpipe
 from ckptpipe.pipeline.cli.failure import describe
 from ckptpipe.pipeline.errors import SaveFailed
-from ckptpipe.pipeline.image import leftovers
+from ckptpipe.pipeline.image import protection
 from ckptpipe.pipeline.image.layout import data_name, lease_name
 from ckptpipe.pipeline.image.saveid import new_save_id
 from ckptpipe.storage_backends.errors import AccessDenied, StorageError
@@ -74,7 +74,7 @@ def test_a_clock_that_is_ahead_makes_no_lease_look_old(
     import time
 
     now = SimpleNamespace(time=lambda: time.time() + 86400)
-    monkeypatch.setattr(leftovers, "time", now)
+    monkeypatch.setattr(protection, "time", now)
     running = new_save_id()
     client.put_object(Bucket=s3_bucket, Key=f"x/i/{lease_name(running)}", Body=b"{}")
     client.put_object(Bucket=s3_bucket, Key=f"x/i/{data_name(running, 0, 0)}", Body=bytes(4096))
