@@ -162,7 +162,15 @@ class Directory:
         except FileNotFoundError:
             return
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+            # Where this user may not remove it, it is not one that we have made.
+            if error.errno in (
+                errno.ENOTEMPTY,
+                errno.EEXIST,
+                errno.EBUSY,
+                errno.EACCES,
+                errno.EPERM,
+                errno.EROFS,
+            ):
                 return
             raise storage_error(error, "rmdir", self.path) from error
 

@@ -43,7 +43,7 @@ class BuffersSink(RestoringSink):
                 lease = lease_in_order(self._buffers[name])
             except (TypeError, BufferError, ValueError) as error:
                 raise UsageError(
-                    f"buffer {name!r} is not contiguous memory: {error}",
+                    f"buffer {name!r} cannot be written as contiguous bytes: {error}",
                     cure="pass a bytearray or a C-contiguous array",
                 ) from error
             self._leases.append(lease)

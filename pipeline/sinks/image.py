@@ -349,7 +349,7 @@ class ImageSink(Sink):
                 await removal.step(self._lease.give_back())
             self._begun = self._committed = False
         await removal.step(self._image.remove_if_empty())
-        removal.end(cure=f"remove what is left with: ckptpipe gc {self.url}")
+        removal.end(cure=f"remove what is left with: ckptpipe gc {self.url} --older-than 0s")
 
     async def _withdraw(self) -> None:
         """Undo `commit`, also one that was cut off: whether its manifest stands is asked of the store."""

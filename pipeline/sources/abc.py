@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from ckptpipe.pyx.staging import Lease, lease_buffer
 if TYPE_CHECKING:
     from ckptpipe.pipeline.spec import GraphSpec
     from ckptpipe.pipeline.stages.encoded import EncodedStage
+
+
+_FIELD_NAME = re.compile(r":[^:]*:")  # in a format of the struct module
 
 
 @dataclass(slots=True)
@@ -96,9 +100,12 @@ def stream_of(name: str) -> str:
 
 
 def lease_in_order(buffer: Any) -> Lease:
-    """A lease over a buffer's bytes. BufferError where its items do not lie one behind the other in C's order:
-    an array in Fortran's order would come back transposed from the stream of its bytes."""
+    """A lease over a buffer's bytes. BufferError where its items do not lie one behind the other in C's order (an array in
+    Fortran's order would come back transposed from the stream of its bytes), and where they are not bytes, but
+    references to Python objects."""
     with memoryview(buffer) as view:
+        if "O" in _FIELD_NAME.sub("", view.format):
+            raise BufferError("its items are references to Python objects")
         if not view.c_contiguous:
             raise BufferError("its items do not lie one behind the other in C order")
     return lease_buffer(buffer)

@@ -44,6 +44,7 @@ UNLISTED = "the store does not list incomplete uploads: none can be found"
 _BACKOFF = 0.1
 _BACKOFF_THROTTLED = 0.5
 _BACKOFF_MOST = 20.0
+_BACKOFF_GONE = 1.0  # so that a server that is there again is found soon
 _UNREACHABLE_TRIES = 2  # of a check: each may last as long as connect_timeout
 _EQUAL_PARTS_HOSTS = (".r2.cloudflarestorage.com",)
 
@@ -67,29 +68,39 @@ class Facts:
 class Attempts:
     """The retry loop's memory: call `again` with each fault; it sleeps, or raises what is final.
 
-    ``unreachable``: tries where nobody takes the connection."""
+    ``unreachable``: tries where nobody takes the connection. ``outage``: seconds for which that may last all the same,
+    however many tries it takes: a server that answered before is being started again."""
 
-    def __init__(self, client: S3Client, most: int, unreachable: int) -> None:
+    def __init__(self, client: S3Client, most: int, unreachable: int, outage: float = 0.0) -> None:
         self._client = client
         self._most = most
         self._unreachable = unreachable
+        self._outage = outage
+        self._gone: float | None = None  # since when nobody takes the connection
         self._made = 1
 
     def progressed(self) -> None:
         """Bytes came or went: what failed before does not count any more."""
         self._made = 1
+        self._gone = None
 
     async def again(self, fault: Fault) -> None:
         if fault.throttled:
             self._client.pace.slow_down()
-        most = self._unreachable if isinstance(fault.error, EndpointUnreachable) else self._most
-        if not fault.again or self._made >= most:
+        gone = isinstance(fault.error, EndpointUnreachable)
+        most = self._unreachable if gone else self._most
+        if not fault.again or (self._made >= most and not (gone and self._bears_it())):
             raise fault.error
         base = _BACKOFF_THROTTLED if fault.throttled else _BACKOFF
-        longest = min(base * 2 ** (self._made - 1), _BACKOFF_MOST)
+        longest = min(base * 2 ** (self._made - 1), _BACKOFF_GONE if gone else _BACKOFF_MOST)
         self._made += 1
         self._client.facts.retries += 1
         await asyncio.sleep(random.uniform(0, longest))  # full jitter
+
+    def _bears_it(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._gone = now if self._gone is None else self._gone
+        return now - self._gone < self._outage
 
 
 class S3Client:
@@ -187,11 +198,13 @@ class S3Client:
         if self._sdk is not None:
             self._sdk.sign_payloads()
 
-    def attempts(self, most: int = 0) -> Attempts:
-        """``most`` 0: as many as the option says. A service that never answered is asked less often where fewer are
-        wanted."""
-        usual = most or self.options.attempts
-        return Attempts(self, usual, min(most, _UNREACHABLE_TRIES) if most and not self._answered else usual)
+    def attempts(self, most: int = 0, *, patient: bool = True) -> Attempts:
+        """``most`` 0: as many as the option says, and ``patient`` of them: a service that answered before may be away for
+        as long as it may be silent. One that never answered is asked less often where fewer are wanted."""
+        if most:
+            return Attempts(self, most, most if self._answered else min(most, _UNREACHABLE_TRIES))
+        outage = self.options.stall_timeout if patient and self._answered else 0.0
+        return Attempts(self, self.options.attempts, self.options.attempts, outage)
 
     def owner(self) -> dict[str, str]:
         found = self.options.expected_bucket_owner
@@ -214,12 +227,14 @@ class S3Client:
         *,
         attempts: int = 0,
         answer_within: float = 0.0,
+        patient: bool = False,
     ) -> dict[str, Any]:
-        """One operation, sent again while that may help; names and answers are the SDK's. ``parameters`` are made anew
-        for each attempt where they are a function: what is learnt about the store changes them."""
+        """One operation, sent again while that may help (`attempts`); names and answers are the SDK's. ``parameters`` are
+        made anew for each attempt where they are a function: what is learnt about the store changes them."""
         with asking(api_name(operation)):
+            tries = self.attempts(attempts, patient=patient)
             return await self._call(
-                operation, what, parameters, attempts, answer_within or self.options.stall_timeout
+                operation, what, parameters, tries, answer_within or self.options.stall_timeout
             )
 
     async def _call(
@@ -227,10 +242,9 @@ class S3Client:
         operation: str,
         what: str,
         parameters: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
-        attempts: int,
+        tries: Attempts,
         within: float,
     ) -> dict[str, Any]:
-        tries = self.attempts(attempts)
         answer: dict[str, Any]
         while True:
             made = parameters() if callable(parameters) else parameters

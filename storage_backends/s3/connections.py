@@ -97,8 +97,8 @@ class Connections:
                 return await self._plain(origin)
         except ssl.SSLError:
             raise
-        except TimeoutError as error:
-            raise NoConnection("no connection within the connect_timeout") from error
+        except TimeoutError:
+            raise NoConnection("no connection within the connect_timeout") from None
         except OSError as error:
             raise NoConnection(error.strerror or str(error)) from error
 

@@ -5,6 +5,7 @@ Nothing here prints a header, a URL with a query or a request: they carry signat
 
 from __future__ import annotations
 
+import html
 import re
 import ssl
 import sys
@@ -364,14 +365,5 @@ def parse_error_body(body: bytes) -> dict[str, str]:
     """Code, Message, Region, Endpoint of an S3 error document. No XML parser: it is a stranger's."""
     found: dict[str, str] = {}
     for name, value in _TAG.findall(body[:65536]):
-        text = value.decode("utf-8", "replace")
-        for entity, letter in (
-            ("&lt;", "<"),
-            ("&gt;", ">"),
-            ("&quot;", '"'),
-            ("&apos;", "'"),
-            ("&amp;", "&"),
-        ):
-            text = text.replace(entity, letter)
-        found.setdefault(name.decode(), text)
+        found.setdefault(name.decode(), html.unescape(value.decode("utf-8", "replace")))
     return found

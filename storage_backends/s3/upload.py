@@ -64,7 +64,7 @@ class Upload:
         facts = self._client.facts
         before = facts.retries + facts.resent
         answer = await self._client.call(
-            "create_multipart_upload", self._what, parameters, attempts=self._attempts
+            "create_multipart_upload", self._what, parameters, attempts=self._attempts, patient=True
         )
         self._begun_twice = facts.retries + facts.resent > before
         return str(answer["UploadId"])
@@ -111,7 +111,11 @@ class Upload:
 
         try:
             await self._client.call(
-                "complete_multipart_upload", self._what, parameters, answer_within=_COMPLETE_WITHIN
+                "complete_multipart_upload",
+                self._what,
+                parameters,
+                answer_within=_COMPLETE_WITHIN,
+                patient=True,
             )
         except (ObjectNotFound, ObjectExists) as error:
             if not await self._is_there(parts, size, crc32c):

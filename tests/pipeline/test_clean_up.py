@@ -53,7 +53,7 @@ def test_a_clean_up_goes_on_past_what_fails(
     if operation == "abort":
         faults.fail("append", 5, StorageError("the reason"))
     told = f"nvme:{workdir}/store was not cleaned up: cut on purpose"
-    cure = f"remove what is left with: ckptpipe gc nvme:{workdir}/store"
+    cure = f"remove what is left with: ckptpipe gc nvme:{workdir}/store --older-than 0s"
     if policy == "required":
         with pytest.raises(StorageError) as caught:
             run(work)
@@ -82,7 +82,10 @@ def test_a_clean_up_that_is_refused_is_told_and_left_to_gc(
     assert error["message"].startswith(
         f"the reason; nvme:{workdir}/store was not cleaned up: not allowed (and "
     )
-    assert error["cure"] == f"mend it; remove what is left with: ckptpipe gc nvme:{workdir}/store"
+    assert (
+        error["cure"]
+        == f"mend it; remove what is left with: ckptpipe gc nvme:{workdir}/store --older-than 0s"
+    )
     assert list((workdir / "store" / "i").glob("lease-*"))
     items = run(ckptpipe.gc(str(workdir / "store"), older_than=0)).items
     assert items and all(item.removed for item in items)

@@ -100,7 +100,7 @@ def test_what_may_not_be_deleted_is_told_and_goes_with_gc(
             run(ckptpipe.save(source, to=spec, name="i", settings=SETTINGS))
     failure = describe(caught.value)
     assert f"; {url} was not cleaned up: " in failure.message
-    assert failure.cure.endswith(f"remove what is left with: ckptpipe gc {url}")
+    assert failure.cure.endswith(f"remove what is left with: ckptpipe gc {url} --older-than 0s")
     left = {key.rpartition("/")[2].partition("-")[0] for key in keys(client, s3_bucket)}
     assert left == {"data", "lease"}
     assert all(item.removed for item in run(ckptpipe.gc(url, older_than=0)).items), (
@@ -135,7 +135,7 @@ def test_a_server_that_forgot_its_uploads_is_cleaned_up(
 
         with pytest.raises(StorageError, match="was not cleaned up") as caught:
             run(main())
-    assert caught.value.cure.endswith(f"remove what is left with: ckptpipe gc {url}")
+    assert caught.value.cure.endswith(f"remove what is left with: ckptpipe gc {url} --older-than 0s")
     assert keys(client, s3_bucket) == [], "the lease went"
     run(ckptpipe.gc(url, older_than=0))
     assert not client.list_multipart_uploads(Bucket=s3_bucket).get("Uploads")

@@ -71,7 +71,7 @@ class FaultProxy:
         self._lock = threading.Lock()
         self._stopping, self._stop_sender = socket.socketpair()
         self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server((self.host, 0), backlog=64)
+        self._listener = socket.create_server((self.host, self.port), backlog=64)
         self.port = self._listener.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, name="fault-proxy", daemon=True)
         self._accepting.start()

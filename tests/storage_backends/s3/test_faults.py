@@ -10,6 +10,7 @@ import pytest
 
 from ckptpipe.storage_backends.errors import (
     AccessDenied,
+    EndpointUnreachable,
     ObjectNotFound,
     ObjectTruncated,
     StorageError,
@@ -238,6 +239,44 @@ def test_complete_whose_answer_was_lost_is_a_success(seaweedfs: S3Server, proxy:
         assert await store.read("object", len(DATA)) == DATA
 
     run(seaweedfs, main, endpoint_url=proxy.endpoint_url, prefix="tests/complete", **PARTS)
+
+
+@pytest.mark.parametrize("away", [1.0, 3.0])
+def test_a_server_that_is_started_again_meanwhile(away: float, seaweedfs: S3Server) -> None:
+    """Nobody takes connections for longer than all tries together last."""
+
+    async def main(store: Store) -> None:
+        await store.backend.check(writing=True)
+        await store.write("object", DATA)
+        for work in (store.read("object", len(DATA)), store.write("another", DATA)):
+            front.pop().stop()
+            doing = asyncio.ensure_future(work)
+            await asyncio.sleep(away)
+            assert not doing.done()
+            front.append(FaultProxy(seaweedfs.port, port=port))
+            await doing
+        assert doing.result() is not None
+        assert await store.read("another", len(DATA)) == DATA
+
+    front = [FaultProxy(seaweedfs.port)]
+    port = front[0].port
+    try:
+        run(seaweedfs, main, endpoint_url=front[0].endpoint_url, attempts=2, **PARTS)
+    finally:
+        for each in front:
+            each.stop()
+
+
+def test_a_server_that_stays_away_ends_the_work(seaweedfs: S3Server) -> None:
+    async def main(store: Store) -> None:
+        await store.backend.check(writing=True)
+        await store.write("object", DATA)
+        front.stop()
+        with pytest.raises(EndpointUnreachable, match="nobody answers"):
+            await store.read("object", 1000)
+
+    with FaultProxy(seaweedfs.port) as front:
+        run(seaweedfs, main, endpoint_url=front.endpoint_url, attempts=2, stall_timeout=1.5, **PARTS)
 
 
 @pytest.mark.parametrize("what", ["lost once", "lost always", "cancelled"])

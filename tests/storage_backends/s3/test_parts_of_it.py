@@ -115,6 +115,7 @@ def test_error_documents() -> None:
     assert parse_error_body(body) == {"Code": "A&B", "Message": "x <y>", "Region": "eu-1"}
     bomb = b'<!DOCTYPE x [<!ENTITY a "aaaa">]><Error><Code>&a;</Code></Error>'
     assert parse_error_body(bomb) == {"Code": "&a;"}
+    assert parse_error_body(b"<Message>the server&#39;s time</Message>") == {"Message": "the server's time"}
     assert parse_error_body(b"<html>" + b"<" * 100_000) == {}
     assert clean("a\nb\x1b[31m" + "c" * 500).startswith("a b [31mccc")
 
