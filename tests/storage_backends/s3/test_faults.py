@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -258,13 +259,17 @@ def test_a_server_that_is_started_again_meanwhile(away: float, seaweedfs: S3Serv
         assert doing.result() is not None
         assert await store.read("another", len(DATA)) == DATA
 
-    front = [FaultProxy(seaweedfs.port)]
-    port = front[0].port
-    try:
-        run(seaweedfs, main, endpoint_url=front[0].endpoint_url, attempts=2, **PARTS)
-    finally:
-        for each in front:
-            each.stop()
+    # Bound, and never listening: while no proxy is there, connections are refused, and nobody else takes the port.
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        front = [FaultProxy(seaweedfs.port, port=port)]
+        try:
+            run(seaweedfs, main, endpoint_url=front[0].endpoint_url, attempts=2, **PARTS)
+        finally:
+            for each in front:
+                each.stop()
 
 
 def test_a_server_that_stays_away_ends_the_work(seaweedfs: S3Server) -> None:
