@@ -87,8 +87,9 @@ class Attempts:
     async def again(self, fault: Fault) -> None:
         if fault.throttled:
             self._client.pace.slow_down()
-        gone = isinstance(fault.error, EndpointUnreachable)
-        most = self._unreachable if gone else self._most
+        unreachable = isinstance(fault.error, EndpointUnreachable)
+        gone = unreachable and not fault.status  # whoever answers as no store does is there
+        most = self._unreachable if unreachable else self._most
         if not fault.again or (self._made >= most and not (gone and self._bears_it())):
             raise fault.error
         base = _BACKOFF_THROTTLED if fault.throttled else _BACKOFF

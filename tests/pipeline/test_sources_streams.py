@@ -163,7 +163,7 @@ def test_an_array_in_fortran_order_is_refused_both_ways() -> None:
 
     async def main() -> None:
         result = await ckptpipe.save({"m": bytes(6)}, to="memory:order", name="i", settings=SMALL)
-        with pytest.raises(UsageError, match=r"'m' is not contiguous memory.* C order"):
+        with pytest.raises(UsageError, match=r"'m' cannot be written as contiguous bytes.* C order"):
             await ckptpipe.restore(result.sinks[0].image_url, buffers={"m": matrix}, settings=SMALL)
 
     run(main())
