@@ -320,7 +320,9 @@ class LaunchedImageSource(DriverImageSource):
                     assert self._aside is not None
                     image.note(number)
                     with image.pool.lend(image.image.offset + start, nbytes) as lent:
-                        scan = await self._aside.copy(slot, lent, nbytes)
+                        await self._aside.copy(slot, lent, nbytes)
+                    # Of the slot: the driver may have written between the reads for the checksum and for the copy.
+                    scan = await self._aside.scan(slot, nbytes)
                     image.sums[number] = scan.crc32c
                     return made(image.stream, number, nbytes, scan, slot)
                 slot.release()
