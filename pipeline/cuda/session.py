@@ -178,7 +178,11 @@ class ProcessSession:
     async def lock(self, timeout: float) -> None:
         """RUNNING -> LOCKED."""
         self.target.require_alive()
-        await self.note("locked")
+        try:
+            await self.note("locked")
+        except BaseException:
+            await shielded(self.forget())  # a write that is cancelled is done all the same
+            raise
         self.touched = True
         self._locked_at = time.perf_counter()
         try:

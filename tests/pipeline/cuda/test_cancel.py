@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import ckptpipe
 from ckptpipe.pipeline.cuda import open_operations
+from ckptpipe.pipeline.cuda.records import CheckpointRecord, TargetLock
 from ckptpipe.storage_backends.wrappers.faulty import Faults
 from tests.pipeline.cuda.runs import SETTINGS, Spawn, images, recover, runs, save, saving
 from tests.pipeline.runs import break_sink, run
@@ -92,6 +94,35 @@ def test_a_save_by_custom_storage_while_it_copies(
     assert images(workdir / "sink") == []
     assert recover(target, to=workdir, name="b").after == "RUNNING"
     runs(world, target, runtime)
+
+
+@pytest.mark.parametrize("capture", ["custom-storage", "driver-image"])
+def test_a_save_while_its_record_is_written(
+    world: SimWorld, spawn: Spawn, workdir: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch, capture: str
+) -> None:
+    """The file is there when the cancellation is raised, and nobody has touched the process yet."""
+    target = spawn(world)
+    begun, goes_on = threading.Event(), threading.Event()
+    write = TargetLock.write
+
+    def slow(self: TargetLock, record: CheckpointRecord) -> None:
+        begun.set()
+        assert goes_on.wait(30)
+        write(self, record)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(saving(target, workdir, capture=capture))
+        assert await asyncio.to_thread(begun.wait, 30)
+        task.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    monkeypatch.setattr(TargetLock, "write", slow)
+    run(main())
+    runs(world, target, runtime)
+    assert images(workdir) == []
 
 
 @pytest.mark.parametrize("call", ["lock", "checkpoint", "restore", "unlock"])
