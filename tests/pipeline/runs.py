@@ -6,7 +6,8 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from ckptpipe.pipeline.settings import Settings
 from ckptpipe.pipeline.sinks import image
 from ckptpipe.storage_backends.abc import Backend, BackendContext
 from ckptpipe.storage_backends.registry import open_backend
-from ckptpipe.storage_backends.wrappers.faulty import Faults, FaultyBackend
+from ckptpipe.storage_backends.wrappers.faulty import Fault, Faults, FaultyBackend
 
 T = TypeVar("T")
 
@@ -77,6 +78,15 @@ def break_sink(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Faults], Fault
         return faults
 
     return plan
+
+
+@asynccontextmanager
+async def while_held(held: Fault, work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """``work`` as a task, which stands at ``held`` until this is left."""
+    task = asyncio.get_running_loop().create_task(work)
+    await held.reached.wait()
+    yield task
+    held.release.set()
 
 
 def saves_at(image: Path) -> int:

@@ -16,7 +16,7 @@ from ckptpipe.pipeline.cli.failure import describe
 from ckptpipe.pipeline.errors import SaveFailed
 from ckptpipe.pipeline.interrupted import Interrupted
 from ckptpipe.storage_backends.errors import AccessDenied, StorageError, TransientError
-from ckptpipe.storage_backends.wrappers.faulty import Faults
+from ckptpipe.storage_backends.wrappers.faulty import Fault, Faults
 from tests.pipeline.runs import MIB, break_sink, memory_dir, run, saves_at
 from tests.pipeline.trees import look, write
 
@@ -104,13 +104,17 @@ def test_every_sink_that_was_not_cleaned_up_is_named(workdir: Path, source: Path
         assert f"ckptpipe gc nvme:{workdir}/{place}" in caught.value.cure
 
 
-def test_a_cancelled_save_has_a_note_of_what_was_not_cleaned_up(
-    workdir: Path, source: Path, break_sink: Plan
-) -> None:
+@pytest.fixture
+def held(break_sink: Plan) -> Fault:
+    """A save to "store" stands here, and what it is to clean up then cannot be listed."""
     faults = Faults().fail("list", 0, lambda: StorageError("no list"))
-    held = faults.hold("append", 5)
     break_sink("store", faults)
+    return faults.hold("append", 5)
 
+
+def test_a_cancelled_save_has_a_note_of_what_was_not_cleaned_up(
+    workdir: Path, source: Path, held: Fault
+) -> None:
     async def main() -> None:
         work = ckptpipe.save(source, to=workdir / "store", name="i", settings=SETTINGS)
         save = asyncio.ensure_future(work)
@@ -125,12 +129,8 @@ def test_a_cancelled_save_has_a_note_of_what_was_not_cleaned_up(
 
 
 def test_a_save_that_a_signal_ends_says_what_was_not_cleaned_up(
-    workdir: Path, source: Path, break_sink: Plan
+    workdir: Path, source: Path, held: Fault
 ) -> None:
-    faults = Faults().fail("list", 0, lambda: StorageError("no list"))
-    held = faults.hold("append", 5)
-    break_sink("store", faults)
-
     async def work() -> None:
         save = asyncio.ensure_future(ckptpipe.save(source, to=workdir / "store", name="i", settings=SETTINGS))
         await held.reached.wait()

@@ -20,7 +20,7 @@ from ckptpipe.pipeline.sinks import image as image_sink
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.testing.context import lent_context
 from ckptpipe.storage_backends.wrappers.faulty import Faults, FaultyBackend
-from tests.pipeline.runs import SMALL, break_sink, memory_dir, run, saves_at
+from tests.pipeline.runs import SMALL, break_sink, memory_dir, run, saves_at, while_held
 from tests.pipeline.trees import look, write
 
 __all__ = ["break_sink", "memory_dir"]
@@ -162,12 +162,10 @@ def test_an_image_is_whole_wherever_the_save_was_stopped(
 
     async def main() -> None:
         work = ckptpipe.save(source, to=workdir / "store", name="i", overwrite=True, settings=SMALL)
-        save = asyncio.ensure_future(work)
-        await held.reached.wait()
-        stop(machine, image, monkeypatch)
-        if gc:
-            assert any(item.removed for item in (await ckptpipe.gc(str(image), older_than=0)).items)
-        held.release.set()
+        async with while_held(held, work) as save:
+            stop(machine, image, monkeypatch)
+            if gc:
+                assert any(item.removed for item in (await ckptpipe.gc(str(image), older_than=0)).items)
         with pytest.raises(SaveFailed, match=r"lease-\S+ was removed" if gc else TOO_OLD) as caught:
             await save
         cannot = f"the image that was replaced cannot be put back, data-{old.save_id}-0-0, index-"
@@ -218,10 +216,10 @@ def test_a_stop_that_is_shorter_does_no_harm(
     break_sink("store", faults)
 
     async def main() -> None:
-        save = asyncio.ensure_future(ckptpipe.save(source, to=workdir / "store", name="i", settings=SMALL))
-        await held.reached.wait()
-        machine.ahead += LEASE_HOLDS
-        held.release.set()
+        async with while_held(
+            held, ckptpipe.save(source, to=workdir / "store", name="i", settings=SMALL)
+        ) as save:
+            machine.ahead += LEASE_HOLDS
         assert (await save).sinks[0].ok
 
     run(main())
@@ -236,10 +234,10 @@ def test_a_machine_that_is_renamed_meanwhile(
     break_sink("store", faults)
 
     async def main() -> None:
-        save = asyncio.ensure_future(ckptpipe.save(source, to=workdir / "store", name="i", settings=SMALL))
-        await held.reached.wait()
-        monkeypatch.setattr(holder.socket, "gethostname", lambda: "renamed")
-        held.release.set()
+        async with while_held(
+            held, ckptpipe.save(source, to=workdir / "store", name="i", settings=SMALL)
+        ) as save:
+            monkeypatch.setattr(holder.socket, "gethostname", lambda: "renamed")
         assert (await save).sinks[0].ok
 
     run(main())

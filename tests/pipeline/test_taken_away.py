@@ -16,7 +16,7 @@ from ckptpipe.pipeline.sinks import image as image_sink
 from ckptpipe.storage_backends.registry import open_backend
 from ckptpipe.storage_backends.testing.context import lent_context
 from ckptpipe.storage_backends.wrappers.faulty import Faults, FaultyBackend
-from tests.pipeline.runs import MIB, break_sink, memory_dir, run, saves_at
+from tests.pipeline.runs import MIB, break_sink, memory_dir, run, saves_at, while_held
 from tests.pipeline.trees import look, write
 
 __all__ = ["break_sink", "memory_dir"]
@@ -74,11 +74,9 @@ def test_what_was_taken_away_is_missed_before_the_old_image_goes(
 
     async def main() -> None:
         work = ckptpipe.save(source, to=workdir / "store", name="i", overwrite=overwrite, settings=SETTINGS)
-        save = asyncio.ensure_future(work)
-        await held.reached.wait()
-        taken = objects_of_the_save(before, image, kind)[0]
-        taken.unlink()
-        held.release.set()
+        async with while_held(held, work) as save:
+            taken = objects_of_the_save(before, image, kind)[0]
+            taken.unlink()
         with pytest.raises(SaveFailed, match=f"{taken.name} was removed while it was being written, by gc"):
             await save
 
@@ -100,12 +98,10 @@ def test_an_object_that_was_cut(
 
     async def main() -> None:
         work = ckptpipe.save(source, to=workdir / "store", name="i", overwrite=True, settings=SETTINGS)
-        save = asyncio.ensure_future(work)
-        await held.reached.wait()
-        cut = objects_of_the_save(old, image, "data")[0]
-        size = cut.stat().st_size
-        os.truncate(cut, size - 4096)
-        held.release.set()
+        async with while_held(held, work) as save:
+            cut = objects_of_the_save(old, image, "data")[0]
+            size = cut.stat().st_size
+            os.truncate(cut, size - 4096)
         with pytest.raises(SaveFailed, match=rf"{cut.name} \({size - 4096} bytes are left of {size}\)"):
             await save
 
@@ -120,11 +116,9 @@ def test_the_marker_of_a_stripe(workdir: Path, source: Path, break_sink: Plan) -
 
     async def main() -> None:
         store = f"nvme:{workdir}/a,{workdir}/b"
-        save = asyncio.ensure_future(ckptpipe.save(source, to=store, name="i", settings=SETTINGS))
-        await held.reached.wait()
-        (marker,) = (workdir / "b" / "i").glob("stripe-*-1")
-        marker.unlink()
-        held.release.set()
+        async with while_held(held, ckptpipe.save(source, to=store, name="i", settings=SETTINGS)) as save:
+            (marker,) = (workdir / "b" / "i").glob("stripe-*-1")
+            marker.unlink()
         with pytest.raises(SaveFailed, match=f"{marker.name} was removed"):
             await save
 
@@ -139,11 +133,9 @@ def test_a_best_effort_sink_is_given_up(workdir: Path, source: Path, break_sink:
 
     async def main() -> None:
         to = [workdir / "one", ckptpipe.SinkSpec(str(workdir / "two"), policy="best-effort")]
-        save = asyncio.ensure_future(ckptpipe.save(source, to=to, name="i", settings=SETTINGS))
-        await held.reached.wait()
-        for taken in (workdir / "two" / "i").glob("data-*"):
-            taken.unlink()
-        held.release.set()
+        async with while_held(held, ckptpipe.save(source, to=to, name="i", settings=SETTINGS)) as save:
+            for taken in (workdir / "two" / "i").glob("data-*"):
+                taken.unlink()
         result = await save
         assert [sink.ok for sink in result.sinks] == [True, False]
         assert "was removed while it was being written" in result.sinks[1].error
@@ -202,10 +194,10 @@ def test_gc_that_takes_a_living_save(
 
     async def main() -> None:
         work = ckptpipe.save(source, to=workdir / "store", name="i", overwrite=True, settings=SETTINGS)
-        save = asyncio.ensure_future(work)
-        await held.reached.wait()
-        assert any(item.removed for item in (await ckptpipe.gc(str(workdir / "store"), older_than=0)).items)
-        held.release.set()
+        async with while_held(held, work) as save:
+            assert any(
+                item.removed for item in (await ckptpipe.gc(str(workdir / "store"), older_than=0)).items
+            )
         with pytest.raises(SaveFailed, match=r"lease-\S+ was removed"):
             await save
 

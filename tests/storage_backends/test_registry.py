@@ -217,25 +217,17 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other", "options", "others"), SAME)
-def test_urls_of_one_place(
+@pytest.mark.parametrize(
+    ("one", "other", "options", "others", "same"),
+    [*((*case, True) for case in SAME), *((*case, False) for case in DIFFERENT)],
+)
+def test_urls_of_one_place_and_of_two(
     one: str,
     other: str,
     options: dict[str, object],
     others: dict[str, object],
+    same: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://env.example")
-    assert identity(one, options) == identity(other, others)
-
-
-@pytest.mark.parametrize(("one", "other", "options", "others"), DIFFERENT)
-def test_urls_of_two_places(
-    one: str,
-    other: str,
-    options: dict[str, object],
-    others: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://env.example")
-    assert identity(one, options) != identity(other, others)
+    assert (identity(one, options) == identity(other, others)) is same
