@@ -10,7 +10,6 @@ from ckptpipe.pipeline.errors import ImageCorrupt, ImageNotFound, UnsupportedIma
 from ckptpipe.pipeline.image.collection import collect
 from ckptpipe.pipeline.image.entries import StreamEntry
 from ckptpipe.pipeline.image.layout import MANIFEST_NAME
-from ckptpipe.pipeline.image.leftovers import saves_at
 from ckptpipe.pipeline.image.reader import check_stripes_named, open_image, read_manifest
 from ckptpipe.pipeline.opening import Options, opened
 from ckptpipe.pipeline.result import GcResult, ImageSummary
@@ -145,13 +144,9 @@ async def gc(
     """
     async with opened(url, options, settings) as (backend, _):
         items = []
-        if await saves_at(backend) or await backend.pending():
+        for place in (backend, *(backend.child(name) for name in await backend.children(unfinished=True))):
             items += await collect(
-                backend, older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes
-            )
-        for name in await backend.children(unfinished=True):
-            items += await collect(
-                backend.child(name), older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes
+                place, older_than=older_than, dry_run=dry_run, orphan_stripes=orphan_stripes
             )
         unlisted = backend.report().unlisted
         return GcResult(backend.url, items, [unlisted] if unlisted else [])
