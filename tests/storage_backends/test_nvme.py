@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -395,3 +396,29 @@ def test_two_names_of_one_directory_are_no_two_stripes(workdir: Path, writing: b
         assert list((workdir / "real").iterdir()) == []
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("number", "silent"), [(errno.EACCES, True), (errno.EROFS, True), (errno.EIO, False)]
+)
+def test_a_directory_that_this_user_may_not_remove_stays(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, number: int, silent: bool
+) -> None:
+    """It is somebody else's, who made it; any other failure is told."""
+    (workdir / "store").mkdir()
+
+    def rmdir(path: str) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    async def main(lent: Lent) -> None:
+        backend = await lent.open(workdir / "store")
+        monkeypatch.setattr(os, "rmdir", rmdir)
+        if silent:
+            await backend.remove_if_empty()
+        else:
+            with pytest.raises(StorageError, match=f"rmdir .*store: {os.strerror(number)}"):
+                await backend.remove_if_empty()
+
+    run(main)
+    monkeypatch.undo()
+    assert (workdir / "store").is_dir()
