@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import ctypes
 import os
 import subprocess
 import sys
@@ -186,3 +187,25 @@ def test_synthetic_bytes(pattern: str) -> None:
     forget("synthetic")
     with pytest.raises(UsageError, match="random, zeros"):
         run(ckptpipe.save(ckptpipe.SourceSpec("synthetic", {"bytes": 1, "pattern": "?"}), to="null:"))
+
+
+class Named(ctypes.Structure):
+    """Its format has an O in it, which is no type."""
+
+    _fields_ = [("O", ctypes.c_int)]
+
+
+class Holding(ctypes.Structure):
+    _fields_ = [("number", ctypes.c_long), ("some", ctypes.py_object)]
+
+
+def test_buffers_of_python_objects_are_refused(workdir: Path) -> None:
+    """What lies in them are addresses, of no use to anybody else."""
+    for buffer in ((ctypes.py_object * 3)(), Holding()):
+        with pytest.raises(UsageError, match=r"'a' cannot be read .*references to Python objects"):
+            run(ckptpipe.save({"a": buffer}, to="memory:", settings=SMALL))
+        image = {"a": bytes(ctypes.sizeof(buffer))}
+        run(ckptpipe.save(image, to=workdir, name="i", overwrite=True, settings=SMALL))
+        with pytest.raises(UsageError, match=r"'a' cannot be written .*references to Python objects"):
+            run(ckptpipe.restore(str(workdir / "i"), buffers={"a": buffer}, settings=SMALL))
+    run(ckptpipe.save({"a": Named(7)}, to=workdir, name="named", settings=SMALL))
